@@ -19,7 +19,6 @@ from ringmaster.flows.caller import Caller
 from ringmaster.flows.form_fields import HIDDEN, Resume, titled
 from ringmaster.flows.train_batch import run_stages
 from ringmaster.tasks.batch.references import Metric
-from ringmaster.tasks.sweeping.early_stopping import StoppingPolicy
 from ringmaster.tasks.sweeping.results import (
     best,
     challenge,
@@ -53,7 +52,7 @@ def sweep(
     space: Annotated[sweep_form.Space, titled("Search space")] = RATES,
     sampler: sweep_form.Sampler = "random",
     num_trials: Annotated[sweep_form.NumTrials | None, titled("Number of trials")] = 8,
-    early_stopping: Annotated[StoppingPolicy, titled("Early stopping")] = StoppingPolicy(),
+    early_stopping: Annotated[sweep_form.Stopping, titled("Early stopping")] = sweep_form.Stopping(),
     objective: Annotated[Metric | None, titled("Objective")] = None,
     devices: Annotated[sweep_form.DeviceChoice, titled("Devices")] = sweep_form.DeviceChoice(),
     deadline_s: Annotated[sweep_form.Seconds | None, titled("Time limit (seconds)")] = None,
@@ -125,7 +124,7 @@ def sweep(
         values=sweep_scheduler.trial_values(),
         reports=sweep_scheduler.reports,
         jobs=result.jobs,
-        parts=sweep_scheduler.parts(),
+        further=sweep_scheduler.records.columns(sweep_scheduler.reports),
     )
     won = best(rows)
     folder = next((row["model_dir"] for row in result.jobs if won and row["name"] == won["job"]), None)

@@ -28,7 +28,7 @@ from ringmaster.tasks.batch.document import FileKind, parsed_place, place_text
 from ringmaster.tasks.batch.references import Metric, closest, is_folder
 from ringmaster.tasks.batch.yaml_sections import read_document
 from ringmaster.tasks.datasets.checking import NamedData
-from ringmaster.tasks.sweeping.early_stopping import StoppingPolicy
+from ringmaster.tasks.sweeping.early_stopping import StoppingPolicy, stopping_policy
 from ringmaster.tasks.sweeping.ranking import ranking_of, sections_of_rankings
 from ringmaster.tasks.sweeping.results import name_fault
 from ringmaster.tasks.sweeping.space import CategoricalRange, Range
@@ -222,6 +222,12 @@ def _in_list(value: Any) -> Any:
     return value if isinstance(value, list) else [value]
 
 
+if TYPE_CHECKING:
+    Stopping = StoppingPolicy
+else:
+    Stopping = stopping_policy()
+
+
 def _ranking_keys() -> type[BaseModel]:
     """Returns the model of the keys by which features rank trials; each has a list of sections."""
     fields: dict[str, Any] = {
@@ -280,7 +286,7 @@ class Sweep(FormSection):
     space: Space
     sampler: Sampler = "random"
     num_trials: NumTrials | None = 8
-    early_stopping: StoppingPolicy = StoppingPolicy()
+    early_stopping: Stopping = Stopping()
     objective: Metric | None = None
     base: Line = ""
     data: dict[str, Any] | None = None
@@ -353,7 +359,7 @@ INTERNAL = {"ranking", "batch_keys", OBJECTIVES}
 
 EXAMPLE_FILE = "examples/sweep.yaml"
 SECTIONS: Mapping[str, type[BaseModel]] = {
-    "early_stopping": StoppingPolicy,
+    "early_stopping": Stopping,
     "devices": DeviceChoice,
     "space": Parameter,
     "stop_when": type(NO_STOP_RULES),

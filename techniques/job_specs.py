@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from random import Random
 from typing import Annotated, Any
 
 from ringmaster.codec import SINCE_LATER, stored_flat
@@ -22,9 +21,6 @@ from ringmaster.techniques.job_features import (
 
 PADDINGS = ("longest", "max_length")
 SAMPLINGS = ("random", "length-grouped")
-MIN_PART_ROWS = 64  # of held-out rows: of fewer, the variance of a mean is not known
-MIN_ROWS_AT_ONCE, ROWS_AT_ONCE = 16, 8
-"""Further held-out rows are reported at least so many together, and one such share of those before."""
 ATTENTIONS = ("auto", "sdpa", "flash", "flex")
 RETRIEVER = "retriever"
 """The option of kinds of data whose samples read a knowledge store."""
@@ -538,26 +534,6 @@ class EvaluationSlice:
     end: float = 1.0
     seed: int = 0
 
-    def rows(self, num_rows: int) -> list[int]:
-        """Returns the numbers of its rows, in the order. num_rows: of a whole evaluation."""
-        order = Random(self.seed).sample(range(num_rows), num_rows)
-        return order[self.place(self.begin, num_rows) : self.place(self.end, num_rows)]
-
-    @staticmethod
-    def num_at_once(place: int) -> int:
-        """Returns how many rows from a place on are evaluated before it is known whether more are needed.
-
-        The first ones of the order are evaluated together.
-        """
-        return max(MIN_ROWS_AT_ONCE, place // ROWS_AT_ONCE)
-
-    @staticmethod
-    def place(share: float, num_rows: int) -> int:
-        """Returns how many of `num_rows` rows come before a share of them; no part ends before `MIN_PART_ROWS`."""
-        if share <= 0.0:
-            return 0
-        return min(num_rows, max(MIN_PART_ROWS, math.ceil(round(share * num_rows, 6))))
-
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationSpec:
@@ -594,10 +570,6 @@ class EvaluationSpec:
         default=1024, metadata=SINCE_LATER
     )
     parts: tuple[EvaluationSlice, ...] = field(default=(), metadata=SINCE_LATER)
-
-    def part_at(self, step: int) -> EvaluationSlice | None:
-        """Returns the part that an evaluation after a step computes; None for all rows."""
-        return next((part for part in reversed(self.parts) if part.step == step), None)
 
     def is_due(self, place: float, *, before: float) -> bool:
         """Returns whether an evaluation is due after the step from `before` to `place`, apart from that at the end.

@@ -5,7 +5,7 @@
 
 The population of `benchmarks.sweep.early_stopping` is trained with 1,024 held-out rows, the most of an evaluation by
 default, and the loss of each row is recorded at the rungs. Draws of thirty configurations are replayed under `halving`
-by its own code (`StoppingPolicy.judge`, `EvaluationSlice`), with all rows and with `evaluation_error: 0.01`. Further
+by its own code (`StoppingPolicy.judge`), with all rows and with `evaluation_error: 0.01`. Further
 rows are evaluated by one gang a device: of all trials together, as of adapters of one base, or of one trial after
 another. Starts are the trials that gangs begin to evaluate further.
 """
@@ -24,8 +24,9 @@ import numpy as np
 
 from benchmarks.page import write_section
 from benchmarks.sweep.early_stopping import NUM_STEPS, NUM_TRIALS, POPULATION, trained_losses
-from ringmaster.tasks.sweeping.early_stopping import StoppingPolicy, TrialState
-from ringmaster.tasks.sweeping.rung_comparison import EvaluatedRows
+from ringmaster.features.rung_evaluation.comparison import EvaluatedRows
+from ringmaster.features.rung_evaluation.row_parts import ENOUGH, PARTS, place_of
+from ringmaster.features.rung_evaluation.sweep import PartialEvaluationPolicy, RowTrial
 from ringmaster.techniques.job_specs import EvaluationSlice
 
 NUM_ROWS, ERROR = 1024, 0.01
@@ -58,7 +59,9 @@ def main() -> None:
     quick = parser.parse_args().quick
     keys = [("constant", 0)] if quick else [(kind, seed) for kind in ("constant", "cosine") for seed in (0, 1)]
     steps = {
-        step for options in POLICIES.values() for step in StoppingPolicy(policy="halving", **options).rungs(NUM_STEPS)
+        step
+        for options in POLICIES.values()
+        for step in PartialEvaluationPolicy(policy="halving", **options).rungs(NUM_STEPS)
     }
     populations = [
         trained_losses(*key, num=NUM_TRIALS if quick else POPULATION, num_held_out=NUM_ROWS, steps=steps)
@@ -82,12 +85,10 @@ def row_of(name: str, populations: Sequence[Losses], *, num_draws: int, is_toget
     for losses in populations:
         for number in range(num_draws):
             drawn = Random(number).sample(range(len(losses[NUM_STEPS])), NUM_TRIALS)
-            runs = [
-                replayed(
-                    StoppingPolicy(policy="halving", **error, **options), losses, drawn, seed=number, num_at_once=num
-                )
-                for error, num in (({}, 0), ({"evaluation_error": ERROR}, NUM_TRIALS if is_together else NUM_SLOTS))
-            ]
+            whole = PartialEvaluationPolicy(policy="halving", **options)
+            part = PartialEvaluationPolicy(policy="halving", evaluation_error=ERROR, **options)
+            num = NUM_TRIALS if is_together else NUM_SLOTS
+            runs = [replayed(each, losses, drawn, seed=number, num_at_once=num) for each in (whole, part)]
             pairs.append((runs[0], runs[1]))
     return {
         "policy": name,
@@ -101,7 +102,7 @@ def row_of(name: str, populations: Sequence[Losses], *, num_draws: int, is_toget
 
 
 def replayed(
-    policy: StoppingPolicy, losses: Losses, drawn: Sequence[int], *, seed: int, num_at_once: int
+    policy: PartialEvaluationPolicy, losses: Losses, drawn: Sequence[int], *, seed: int, num_at_once: int
 ) -> ReplayedSweep:
     """Returns what a policy keeps and computes of the configurations `drawn`.
 
@@ -121,15 +122,15 @@ def replayed(
     while True:
         for number, goal in goals.items():
             if number not in stopped and goal < NUM_STEPS and goal not in rows[number]:
-                evaluate(number, goal, EvaluationSlice.place(policy.first_part, NUM_ROWS))
+                evaluate(number, goal, place_of(policy.first_part, NUM_ROWS))
         trials = [
-            TrialState(
+            RowTrial(
                 name=str(n),
                 total=NUM_STEPS,
                 goal=goals[n],
                 scores={step: own.mean for step, own in rows[n].items()},
                 has_ended=n in stopped or goals[n] == NUM_STEPS,
-                rows=rows[n] if policy.is_partial else {},
+                rows=rows[n],
                 part=parts.get(n),
             )
             for n in drawn
@@ -137,15 +138,16 @@ def replayed(
         decisions = policy.judge(trials, num_slots=NUM_SLOTS)
         goals |= {int(name): goal for name, goal in decisions.goals.items()}
         stopped |= {int(name) for name in decisions.stops}
-        num_starts += len(decisions.parts.keys() - {str(n) for n in parts})
-        parts |= {int(name): part for name, part in decisions.parts.items()}
-        for number in [*map(int, (*decisions.enough, *decisions.goals, *decisions.stops))]:
+        requested, enough = (decisions.of_features.get(key, {}) for key in (PARTS, ENOUGH))
+        num_starts += len(requested.keys() - {str(n) for n in parts})
+        parts |= {int(name): part for name, part in requested.items()}
+        for number in [*map(int, (*enough, *decisions.goals, *decisions.stops))]:
             parts.pop(number, None)
         if not decisions.goals and not decisions.stops and not parts:
             break
         for number, part in list(parts.items())[:num_at_once]:
-            place, end = len(rows[number][part.step].values), part.place(part.end, NUM_ROWS)
-            place = min(end, place + part.num_at_once(place))
+            place, end = len(rows[number][part.step].values), place_of(part.end, NUM_ROWS)
+            place = min(end, place + num_at_once(place))
             evaluate(number, part.step, place)
             if place >= end:
                 del parts[number]

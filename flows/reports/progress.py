@@ -344,12 +344,10 @@ def _described(event: execution_events.ExecutionEvent) -> tuple[str, str]:
             why = f": {segment.reason}" if segment.reason and is_part else ""
             return f"{who} at step {first} on {_devices(segment.devices)}{again}{why}", ""
         case execution_events.GangReport(
-            job=job, event=EvaluationReported(step=step, metrics=metrics, num_rows=num_rows, part=part)
+            job=job, event=EvaluationReported(step=step, metrics=metrics, num_rows=num_rows, part=part, note=note)
         ):
-            if part is not None and not part.is_first:
-                return "", ""
-            of = f", {part.in_words()}" if part is not None else ""
-            return f"{job} at step {step}: {_metrics(metrics, num_rows)}{of}", ""
+            text = ", ".join(filter(None, [_metrics(metrics, num_rows), note]))
+            return f"{job} at step {step}: {text}" if part is None or note else "", ""
         case execution_events.GangReport(event=CheckpointFailed(message=message) | KernelsRefused(message=message)):
             return f"warning: {message}", "yellow"
         case execution_events.SegmentEnded(segment=segment, outcome=outcome, decision=decision) if outcome.message:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from itertools import count
+from itertools import chain, count
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -47,7 +47,7 @@ from ringmaster.techniques.processes.gang_events import (
     RefusedEvent,
     Steps,
 )
-from ringmaster.techniques.processes.reporter import leave, rows_up_to
+from ringmaster.techniques.processes.reporter import leave
 from ringmaster.text import printable_lines
 
 logger = logging.getLogger(__name__)
@@ -110,6 +110,7 @@ class Executor:
             plan_progress=self._plan_progress,
             request_plan=lambda why: self._plan_manager.request_plan(why),
             stop=lambda running: self._stop_gangs([running]),
+            command=self._command_gang,
             expel=self._expel,
             is_out=lambda device: device in self._plan_manager.out,
         )
@@ -317,9 +318,8 @@ class Executor:
     def steer(self, steering: SteeringRequest) -> None:
         """Applies a steering request: sets jobs' definitions, raises their goals, and stops jobs early."""
         planned = {job.name for job in self.job_table.left()}
-        needs_plan = bool(steering.goals) or any(
-            self.job_table.records[name].status != JobStatus.RUNNING for name in steering.parts
-        )
+        for hook in self.hooks:
+            hook.steer(steering)
         for name, job in steering.jobs.items():
             self.job_table.settle(name, job, like=steering.likes[name])
         for name, why in steering.choices.items():
@@ -331,14 +331,9 @@ class Executor:
                 self._replanner.forget(name)  # its options are those of another batch size
         for name, goal in steering.goals.items():
             self.job_table.allow(name, goal)
-        for name, part in steering.parts.items():
-            self.job_table.evaluate_part(name, part)
-            self._command_share(name, step=part.step, share=part.end)
-        for name, step in steering.enough.items():
-            self.job_table.evaluate_no_further(name)
-            self._command_share(name, step=step, share=0.0)
         stops = {n: why for n, why in steering.stops.items() if self.job_table.records[n].status not in ENDED}
-        leads = {self.job_table.groups.lead_of(name) or name for name in (*steering.goals, *steering.parts, *stops)}
+        further = chain.from_iterable(steering.of_features.values())
+        leads = {self.job_table.groups.lead_of(name) or name for name in (*steering.goals, *further, *stops)}
         for name, why in stops.items():
             self._outcome_policy.stop_early(name, why)
         self._detach(stops)
@@ -346,7 +341,7 @@ class Executor:
         for lead in leads:
             self._outcome_policy.split_group_if_needed(lead)
         self._outcome_policy.regroup(num_devices=self._plan_manager.num_devices_for)
-        if needs_plan or not planned.isdisjoint(stops):
+        if steering.goals or not planned.isdisjoint(stops):
             self._plan_manager.request_plan(steering.in_words())
 
     def replan_soon(self, *, why: str) -> None:
@@ -444,9 +439,7 @@ class Executor:
             self._command([(r.number, leave(name)) for r in running if job in r.members])
             self._outcome_policy.split_group_if_needed(job)
 
-    def _command_share(self, job: str, *, step: int, share: float) -> None:
-        """Lets the gang that evaluates a job, if one does, go on up to a share of the rows."""
-        command = rows_up_to(self.job_table.entries[job].job_in_batch.name, step=step, share=share)
+    def _command_gang(self, job: str, command: str) -> None:
         running = self._plan_progress.running.values()
         self._command([(each.number, command) for each in running if job in each.jobs])
 
@@ -548,6 +541,8 @@ class Executor:
                 self.job_table.write(job, message=waits_for)
         if isinstance(event, EvaluationReported):
             self.job_table.evaluated(job, event)
+            for hook in self.hooks:
+                hook.handle_evaluation(job, event)
         self._listeners.notify(GangReport(number=running.number, job=job, event=event))
 
     def _end(self, number: int, outcome: Outcome) -> None:

@@ -13,7 +13,8 @@ from ringmaster.features import listed
 from ringmaster.tasks.execution.dispatch import DeviceId
 from ringmaster.tasks.execution.job_table import JobTable
 from ringmaster.tasks.execution.progress import PlanProgress, RunningSegment
-from ringmaster.techniques.processes.gang_events import Outcome
+from ringmaster.tasks.execution.steering import SteeringRequest
+from ringmaster.techniques.processes.gang_events import EvaluationReported, Outcome
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +23,7 @@ class ExecutionState:
 
     request_plan: requests a new plan, with the reason.
     stop: stops the gang of a running segment.
+    command: sends a command to the gang that trains a job, if one does.
     expel: gives a node no work any more, with the reason.
     is_out: returns whether a device must not be used, as its node is expelled, or it is faulty.
     """
@@ -30,6 +32,7 @@ class ExecutionState:
     plan_progress: PlanProgress
     request_plan: Callable[[str], None]
     stop: Callable[[RunningSegment], None]
+    command: Callable[[str, str], None]
     expel: Callable[[str, str], None]
     is_out: Callable[[DeviceId], bool]
 
@@ -47,6 +50,12 @@ class ExecutorHook:
     def decide(self, running: RunningSegment, outcome: Outcome) -> str | None:
         """Acts on an outcome. Returns what follows; None where the outcome is accepted, and others decide."""
         return None
+
+    def steer(self, steering: SteeringRequest) -> None:
+        """Applies what the feature requests of jobs in a steering request, before all else of it is applied."""
+
+    def handle_evaluation(self, job: str, report: EvaluationReported) -> None:
+        """Follows the report of an evaluation of a job."""
 
 
 def executor_hooks(execution: ExecutionState) -> tuple[ExecutorHook, ...]:

@@ -4,7 +4,8 @@ The module `execute` of a feature lists its rules in `JOB_RULES`. A rule knows o
 that it holds in each process that reads the record.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
 
 from ringmaster.features import listed
 from ringmaster.tasks.storage.journal import JobRecord
@@ -26,6 +27,10 @@ class JobRule:
     def goal(self, record: JobRecord, goal: int) -> int:
         """Returns the step up to which the job may be trained now."""
         return goal
+
+    def changes(self, job: Job, record: JobRecord) -> Mapping[str, Any]:
+        """Returns what changes in the record of a job that has come to rest, or that another process goes on with."""
+        return {}
 
     def barred_nodes(self, record: JobRecord) -> Collection[str]:
         """Returns the nodes on which the job's next segment must not run."""

@@ -14,14 +14,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ringmaster.codec import from_json, to_json
+from ringmaster.codec import to_json
 from ringmaster.tasks.execution.group_table import GroupTable
 from ringmaster.tasks.execution.job_rows import JobRows, JobTableEntry
 from ringmaster.tasks.execution.job_rules import job_rules
 from ringmaster.tasks.storage.journal import ENDED, Evaluation, JobRecord, JobStatus, Journal, Variation
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.job import Variant
-from ringmaster.techniques.job_specs import EvaluationSlice
 from ringmaster.techniques.loss import loss_function
 from ringmaster.techniques.processes.gang_events import EvaluationReported
 
@@ -71,7 +70,7 @@ class JobTable(JobRows):
         self.records |= {name: known.get(name, JobRecord(name=name)) for name in (*entries, *added)}
         for name in dict.fromkeys((*entries, *added)):
             self.renew(name)
-            self._take_next_part(name)
+            self._change_by_rules(name)
         self.groups.form()
 
     def _enter_variant(self, name: str, variation: Variation) -> None:
@@ -202,47 +201,26 @@ class JobTable(JobRows):
         if goal > (reached := self.records[name].goal or 0):
             if reached:
                 self.groups.let_continue(name)
-            self.write(name, goal=goal, next_part=None)
+            self.write(name, goal=goal)
             self.renew(name)
 
-    def evaluate_part(self, name: str, part: EvaluationSlice) -> None:
-        """Lets a job at its goal be evaluated there on a further part of the rows, unless it was already.
-
-        A job that has ended, or has trained on, is not evaluated. One whose gang ends before it is told to go on with
-        the evaluation is evaluated by the next gang.
-        """
-        job, record = self.entries[name].job_in_batch, self.records[name]
-        if record.status in ENDED or record.step > part.step or part in job.evaluation.parts:
-            return
-        if record.status == JobStatus.RUNNING:
-            self.write(name, next_part=to_json(part))
-            return
-        evaluated = replace(job, evaluation=replace(job.evaluation, parts=(*job.evaluation.parts, part)))
-        like = record.like or job.name
-        self.write(name, settled=to_json(evaluated), like=like, rested=None, next_part=None)
-        self.renew(name)
+    def change(self, name: str, changes: Mapping[str, Any]) -> None:
+        """Changes the record of a job, and the job by it."""
+        if changes:
+            self.write(name, **changes)
+            self.renew(name)
 
     def rest(self, name: str, step: int) -> None:
         """Records that a job has reached its goal and was evaluated there."""
         self.write(name, status=JobStatus.WAITING, step=step, rested=step)
-        self._take_next_part(name)
+        self._change_by_rules(name)
 
-    def _take_next_part(self, name: str) -> None:
-        record = self.records[name]
-        if record.next_part is not None and record.status == JobStatus.WAITING:
-            self.evaluate_part(name, from_json(EvaluationSlice, record.next_part))
-
-    def evaluate_no_further(self, name: str) -> None:
-        """Forgets the part of the rows that the next gang of a job would evaluate."""
-        if self.records[name].next_part is not None:
-            self.write(name, next_part=None)
+    def _change_by_rules(self, name: str) -> None:
+        for rule in job_rules():
+            self.change(name, rule.changes(self.entries[name].job_in_batch, self.records[name]))
 
     def evaluated(self, name: str, event: EvaluationReported) -> None:
         """Stores the metrics of a job that has a goal, unless they are of a part of the rows."""
-        if (stored := self.records[name].next_part) is not None and event.part is not None:
-            part = from_json(EvaluationSlice, stored)
-            if part.step == event.step and event.part.end >= part.place(part.end, event.part.whole):
-                self.evaluate_no_further(name)  # its gang has gone on
         if self.records[name].goal is not None and event.part is None:
             evaluation = Evaluation(step=event.step, metrics=dict(event.metrics), num_rows=event.num_rows)
             self.write(name, evaluated=evaluation)

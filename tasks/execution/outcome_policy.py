@@ -98,7 +98,7 @@ class OutcomePolicy:
     def _rest(self, job: str, step: int) -> None:
         self._job_table.rest(job, step)
         if not self._job_table.rests(job):
-            self._request_plan(f"{job} evaluated on more rows")
+            self._request_plan(f"{job} evaluated again")
 
     def _goes_on(self, member: str, step: int) -> None:
         self._job_table.write(member, status=JobStatus.WAITING, step=step)

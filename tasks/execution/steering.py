@@ -1,6 +1,7 @@
 """Steering of a running batch: requests that set how far jobs may train, and define jobs that were placeholders.
 
-The module `execute` of a feature lists its policies in `STEERING`.
+The module `execute` of a feature lists its policies in `STEERING`, and in `STEERED_VALUES` pairs of
+further keys of requests and the types of their values, which its `ExecutorHook` applies.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.storage.journal import JobRecord, Journal
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.job import TrainingPhase
-from ringmaster.techniques.job_specs import EvaluationSlice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +29,7 @@ class SteeringRequest:
     stops: the reasons of jobs that are stopped early.
     phases: the phases of jobs that get another batch size or precision from their goal on.
     choices: by job, why it gets another one, or does not.
-    parts: of the held-out rows, on which jobs are evaluated at their goals in addition.
-    enough: the steps at whose evaluations no further rows of jobs are needed.
+    of_features: what features request of jobs, by their keys.
     """
 
     jobs: Mapping[str, Job] = field(default_factory=dict)
@@ -39,32 +38,37 @@ class SteeringRequest:
     stops: Mapping[str, str] = field(default_factory=dict)
     phases: Mapping[str, tuple[TrainingPhase, ...]] = field(default_factory=dict)
     choices: Mapping[str, str] = field(default_factory=dict)
-    parts: Mapping[str, EvaluationSlice] = field(default_factory=dict)
-    enough: Mapping[str, int] = field(default_factory=dict)
+    of_features: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        return bool(self.jobs or self.goals or self.stops or self.parts or self.enough)
+        return bool(self.jobs or self.goals or self.stops or self.of_features)
+
+    @property
+    def _tables(self) -> dict[str, Mapping[str, Any]]:
+        own = {key: each for key, each in vars(self).items() if key != "of_features"}
+        return {**own, **self.of_features}
 
     @property
     def names(self) -> set[str]:
         """The names of all jobs that the request is about."""
-        return {name for each in vars(self).values() for name in each}
+        return {name for each in self._tables.values() for name in each}
 
     def renamed(self, name_of: Callable[[str], str]) -> SteeringRequest:
         """Returns the request with another name of each job; `likes` has the same values."""
-        return SteeringRequest(
-            **{key: {name_of(name): value for name, value in each.items()} for key, each in vars(self).items()}
-        )
+        tables = {key: {name_of(name): value for name, value in each.items()} for key, each in self._tables.items()}
+        of_features = {key: tables.pop(key) for key in self.of_features}
+        return SteeringRequest(**tables, of_features=of_features)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the request as plain values."""
-        return {key: to_json(value) for key, value in vars(self).items()}
+        return {key: to_json(value) for key, value in self._tables.items()}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> SteeringRequest:
         """Returns the request whose `to_json` is `data`. Raises ValueError where it has a wrong shape."""
         kinds = {"jobs": Mapping, "likes": str, "goals": int, "stops": str, "phases": list, "choices": str}
-        kinds |= {"parts": Mapping, "enough": int}
+        types = dict[str, Any](listed("execute", "STEERED_VALUES"))
+        kinds |= dict.fromkeys(types, object)
         parts = {key: data.get(key, {}) for key in kinds}
         for key, part in parts.items():
             if not isinstance(part, Mapping) or not all(isinstance(value, kinds[key]) for value in part.values()):
@@ -73,10 +77,11 @@ class SteeringRequest:
         phases = {
             name: tuple(from_json(TrainingPhase, row) for row in each) for name, each in parts.pop("phases").items()
         }
-        of_rows = {name: from_json(EvaluationSlice, each) for name, each in parts.pop("parts").items()}
+        further = {key: {name: from_json(types[key], each) for name, each in parts.pop(key).items()} for key in types}
         if missing := set(jobs) - set(parts["likes"]):
             raise ValueError(f"its fields {', '.join(sorted(missing))} are missing")
-        return cls(jobs=jobs, phases=phases, parts=of_rows, **parts)
+        of_features = {key: each for key, each in further.items() if each}
+        return cls(jobs=jobs, phases=phases, of_features=of_features, **parts)
 
     def in_words(self) -> str:
         """Returns the reason for a new plan."""
@@ -85,8 +90,6 @@ class SteeringRequest:
             parts.append(f"{_names(goals)} may train on")
         if self.stops:
             parts.append(f"{_names(self.stops)} stopped early")
-        if self.parts:
-            parts.append(f"{_names(self.parts)} evaluated on more rows")
         return "; ".join(parts)
 
 

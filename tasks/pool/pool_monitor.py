@@ -252,7 +252,7 @@ PLAN_REASONS: Mapping[str, str] = {
         r"node .+ (must not be used, where|did not end its segment of|was expelled while|and node .* have other bits)"
     ),
     "steering": (
-        r".* (may train on|stopped early|evaluated on more rows)$|.* stays on .*, under which it started|"
+        r".* (may train on|stopped early|evaluated (again|on more rows))$|.* stays on .*, under which it started|"
         r".* (keeps|trains on) batches of \d+ |"
         r".* (keeps|takes, in place of \S+,) the learning rate "
     ),

@@ -12,7 +12,7 @@ from ringmaster.model_lineage.records import MetricPoint
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.storage.journal import JobRecord, Journal
 from ringmaster.techniques import Job
-from ringmaster.techniques.processes.gang_events import Steps
+from ringmaster.techniques.processes.gang_events import EvaluationReported, Steps
 from ringmaster.text import Notice
 
 
@@ -55,6 +55,10 @@ class RecordHook:
 
     def metrics(self, steps: Steps) -> Mapping[str, float]:
         """Returns metrics of the run of a job after some of its steps, such as {"train/NAME": 12.0}."""
+        return {}
+
+    def partial_metrics(self, report: EvaluationReported) -> Mapping[str, float]:
+        """Returns metrics of the run of a job after an evaluation of a part of the rows, which has none of its own."""
         return {}
 
     def params(self, record: JobRecord) -> Mapping[str, Any]:

@@ -71,16 +71,9 @@ def metric_points(event: Event, *, at_ms: int) -> list[MetricPoint]:
             of_features = [each for hook in record_hooks() for each in hook.metrics(event).items()]
             others = [*of_features, *_speed(event).items()]
             return losses + [MetricPoint(key, value, event.step, now_ms) for key, value in others]
-        case EvaluationReported(part=part) if part is not None and not part.is_first:
-            return []
         case EvaluationReported(part=part) if part is not None:
-            values = {
-                **event.metrics,
-                "lower": part.interval[0],
-                "upper": part.interval[1],
-                "rows": event.num_rows or 0,
-            }
-            return [MetricPoint(f"eval-part/{key}", value, event.step, at_ms) for key, value in values.items()]
+            of_part = [each for hook in record_hooks() for each in hook.partial_metrics(event).items()]
+            return [MetricPoint(key, value, event.step, at_ms) for key, value in of_part]
         case EvaluationReported():
             return [MetricPoint(f"eval/{key}", value, event.step, at_ms) for key, value in event.metrics.items()]
         case DeviceTelemetry():

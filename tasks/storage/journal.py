@@ -132,7 +132,6 @@ class JobRecord:
     What it may train:
     layout: the option under which it first ran, where it must run under no other.
     goal: the step up to which it may train; None for one without a limit. rested: the goal that it has reached.
-    next_part: the JSON form of the part of the held-out rows that it is evaluated on when its gang has ended.
     settled: the JSON form of the job that its placeholder became, or that a person has made of it.
     like: the job of the same shape whose data and profiles it uses.
     phases: of a job that has got another batch size or precision. choice: why it has, or has not.
@@ -162,7 +161,6 @@ class JobRecord:
     goal: int | None = None
     rested: int | None = None
     evaluated: Evaluation | None = None
-    next_part: Mapping[str, Any] | None = None
     settled: Mapping[str, Any] | None = stored_as("job", default=None)
     like: str | None = None
     variation: Variation | None = stored_as("cloned", default=None)  # noqa: RUF009 - it makes a field

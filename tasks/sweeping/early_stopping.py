@@ -1,6 +1,9 @@
 """Early stopping of the trials of a sweep: which continue from a rung, which are stopped, and which wait for others.
 
 A `StoppingPolicy` decides by the states of all trials alone, so that a sweep that is continued decides the same again.
+
+The module `sweep` of a feature lists subclasses of `StoppingPolicy` in `STOPPING_POLICIES`: with further keys in files,
+other comparisons at rungs, and what is kept of trials for these.
 """
 
 from __future__ import annotations
@@ -8,16 +11,18 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import BaseModel, Field, create_model, model_validator
 
+from ringmaster.features import listed
 from ringmaster.findings import Finding, findings_where
-from ringmaster.tasks.sweeping.rung_comparison import FIRST_PART, EvaluatedRows, RungComparison
+from ringmaster.tasks.sweeping.ranking import Metrics, Ranking, Reports
 from ringmaster.techniques import Job
-from ringmaster.techniques.job_specs import EvaluationSlice
+from ringmaster.techniques.processes.gang_events import EvaluationReported
 
 NONE, CUT, ASHA, HALVING, MEDIAN = "none", "cut", "asha", "halving", "median"
 CUTS = ((0.04, 2 / 5), (0.10, 1 / 2))
@@ -28,7 +33,6 @@ kept to the end.
 """
 NUM_AVERAGED = 3  # evaluations up to a rung, whose mean `cut` compares
 EARLIEST_CUT = 10  # steps: before that, a learning curve has no information
-ORDER_SEED = 0  # of the rows of trials that are evaluated part by part
 FEWEST_OTHERS = 3  # the fewest other trials for a meaningful median
 
 
@@ -40,8 +44,6 @@ class TrialState:
     goal: the step up to which it may train; 0 while its values are not settled.
     scores: by step, higher is better; minus infinity for a value that is not finite.
     has_ended: whether it is done, failed or stopped.
-    rows: the held-out rows by step, where they are computed part by part.
-    part: the part of them that was requested last, where it is not computed yet.
     """
 
     name: str
@@ -49,14 +51,11 @@ class TrialState:
     goal: int = 0
     scores: Mapping[int, float] = field(default_factory=dict)
     has_ended: bool = False
-    rows: Mapping[int, EvaluatedRows] = field(default_factory=dict)
-    part: EvaluationSlice | None = None
 
     @property
     def is_under_way(self) -> bool:
-        """Whether the trial has steps left to train up to its goal, or rows to evaluate there."""
-        has_steps = self.goal > 0 and self.goal not in self.scores
-        return not self.has_ended and (has_steps or self.part is not None)
+        """Whether the trial has steps left to train up to its goal."""
+        return not self.has_ended and self.goal > 0 and self.goal not in self.scores
 
     def best(self, step: int) -> float:
         """Returns the best score up to a step."""
@@ -69,15 +68,84 @@ class TrialState:
 
 @dataclass(frozen=True, kw_only=True)
 class StoppingDecisions:
-    """New goals by trial, the trials to stop with the reasons, and further parts of the rows to evaluate.
-
-    enough: the steps at which trials that compute a part need no more of it.
-    """
+    """New goals by trial, the trials to stop with the reasons, and what features request, as in `SteeringRequest`."""
 
     goals: Mapping[str, int] = field(default_factory=dict)
     stops: Mapping[str, str] = field(default_factory=dict)
-    parts: Mapping[str, EvaluationSlice] = field(default_factory=dict)
-    enough: Mapping[str, int] = field(default_factory=dict)
+    of_features: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenPlaces:
+    """What is not certain at a rung.
+
+    may_be_kept: the trials that must not be stopped yet. may_be_beaten: those that must not continue yet.
+    of_features: what is requested to make it certain. num_started: the trials that this gets under way.
+    """
+
+    may_be_kept: frozenset[str] = frozenset()
+    may_be_beaten: frozenset[str] = frozenset()
+    of_features: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    num_started: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RungComparison:
+    """The comparison of the trials that have come to a rung. scores: of each, higher is better."""
+
+    scores: Mapping[str, float]
+
+    @property
+    def estimates(self) -> Mapping[str, float]:
+        """The scores in whose order trials continue."""
+        return self.scores
+
+    def open_places(
+        self, there: Sequence[TrialState], *, rung: int, num_kept: int, most: int, is_final: bool, num_free: int
+    ) -> OpenPlaces:
+        """Returns what is not certain of the order of the trials at a rung.
+
+        there: the trials, in the order of the estimates, of which the first `num_kept` may continue now.
+        most: how many continue in the end at most. is_final: whether no trial is to come.
+        num_free: how many trials can run in addition to those that are under way.
+        """
+        return OpenPlaces()
+
+
+class TrialRecords:
+    """What a policy keeps of the trials of a running sweep apart from their scores; by default nothing.
+
+    The scheduler of the sweep calls all methods, under its lock.
+    """
+
+    def take(self, trial: str, report: EvaluationReported) -> Metrics | None:
+        """Takes an evaluation of a part of the rows. Returns the metrics that the trial is compared by after that step.
+
+        Returns None where the report has nothing new.
+        """
+
+    def state(self, trial: TrialState) -> TrialState:
+        """Returns the state of a trial with what is kept of it."""
+        return trial
+
+    def awaited(self, trials: Sequence[TrialState]) -> Mapping[str, Mapping[str, Any]]:
+        """Returns what was requested and is not done, as in `SteeringRequest`."""
+        return {}
+
+    def request(self, of_features: Mapping[str, Mapping[str, Any]]) -> None:
+        """Takes what is requested now."""
+
+    def keep(self, fact: dict[str, Any]) -> Mapping[str, Any]:
+        """Adds to the fact of the sweep; returns further facts of the batch to store with it."""
+        return {}
+
+    def columns(self, reports: Reports) -> dict[str, Mapping[str, Any]]:
+        """Returns columns of the leaderboard that describe the last metrics of trials, by trial."""
+        return {}
+
+    def notes(self, reports: Reports) -> dict[str, str]:
+        """Returns what the figures say of the last metrics of trials, by trial."""
+        return {}
 
 
 EARLIEST = 10
@@ -114,15 +182,6 @@ class StoppingPolicy(BaseModel, extra="forbid", frozen=True, title="Early stoppi
         title="Reduction factor",
         description="With asha and halving, one in this many trials continues from each rung.",
     )
-    evaluation_error: float | None = Field(
-        default=None,
-        gt=0,
-        le=0.5,
-        title="Error of partial evaluations",
-        description="Trials are evaluated at rungs on a part of the held-out rows, and on more only until it is "
-        "certain which of them continue. The number, such as 0.01, is the probability that any choice of the sweep "
-        "differs from that by all rows. By default all rows are evaluated.",
-    )
 
     @model_validator(mode="before")
     @classmethod
@@ -150,36 +209,18 @@ class StoppingPolicy(BaseModel, extra="forbid", frozen=True, title="Early stoppi
         if total is None:  # once its steps are known
             return job
         if self.has_rungs:
-            num_before = self._num_averaged
+            num_before = self.num_averaged
             at = {r - k * max(1, total // 100) for r in self.rungs(total)[:-1] for k in range(num_before)}
             steps = sorted({*evaluation.at_steps, *(step for step in at if step > 0)})
-            parts = self._first_parts(job) if self.is_partial else ()
-            kept = tuple(part for part in evaluation.parts if part not in parts)
-            return replace(job, evaluation=replace(evaluation, at_steps=tuple(steps), parts=(*parts, *kept)))
+            return replace(job, evaluation=replace(evaluation, at_steps=tuple(steps)))
         if self.policy == MEDIAN and evaluation.every_steps is None:
             return replace(job, evaluation=replace(evaluation, every_steps=self.first_step(total)))
         return job
 
     @property
-    def is_partial(self) -> bool:
-        """Whether trials are evaluated at rungs on parts of the rows."""
-        return self.evaluation_error is not None and self.has_rungs
-
-    @property
-    def first_part(self) -> float:
-        """The share of the rows that a trial is evaluated on when it comes to a rung."""
-        return FIRST_PART if self.is_partial else 1.0
-
-    @property
-    def _num_averaged(self) -> int:
-        """The evaluations up to a rung whose mean is compared; those before it cannot be made on more rows later."""
-        return NUM_AVERAGED if self.policy == CUT and not self.is_partial else 1
-
-    def _first_parts(self, job: Job) -> tuple[EvaluationSlice, ...]:
-        """Returns the parts that a job computes first at its rungs, but where it is evaluated anyway: on all rows."""
-        rungs = self.rungs(job.total_steps)[:-1]
-        parts = (EvaluationSlice(step=rung, end=self.first_part, seed=ORDER_SEED) for rung in rungs)
-        return tuple(part for part in parts if part in job.evaluation.parts or not job.is_evaluated(part.step))
+    def num_averaged(self) -> int:
+        """The number of the evaluations up to a rung whose mean is compared."""
+        return NUM_AVERAGED if self.policy == CUT else 1
 
     def rungs(self, total: int) -> list[int]:
         """Returns the rungs of a trial of `total` steps: r, r eta, r eta^2, ..., and the last step.
@@ -213,18 +254,22 @@ class StoppingPolicy(BaseModel, extra="forbid", frozen=True, title="Early stoppi
         return max(1, num // self.reduction_factor)
 
     def comparison(self, trials: Sequence[TrialState], rung: int) -> RungComparison:
-        """Returns the comparison of the trials that have reached a rung. trials: all of the sweep.
+        """Returns the comparison of the trials that have reached a rung. trials: all of the sweep."""
+        scores = {each.name: each.mean(rung, self.num_averaged) for each in trials if rung in each.scores}
+        return RungComparison(scores=scores)
 
-        The error of the sweep is divided by the number of its rungs (Bonferroni).
+    def comparable_scores(self, trials: Sequence[TrialState]) -> dict[str, dict[int, float]]:
+        """Returns the scores of trials by step, those after a step such that they can be compared."""
+        return {trial.name: dict(trial.scores) for trial in trials}
+
+    def records(
+        self, trials: Sequence[str], *, metric: str, fact: Mapping[str, Any], stored: Callable[[str], Any]
+    ) -> TrialRecords:
+        """Returns what is kept of the trials of a sweep that starts, or is continued.
+
+        metric: the objective. fact: that of the sweep. stored: returns a further fact of its batch; None for none.
         """
-        there = [trial for trial in trials if rung in trial.scores]
-        return RungComparison(
-            scores={trial.name: trial.mean(rung, self._num_averaged) for trial in there},
-            rows={trial.name: trial.rows[rung] for trial in there if rung in trial.rows},
-            may_go_on=frozenset(trial.name for trial in there if trial.goal == rung and not trial.has_ended),
-            error=(self.evaluation_error or 0.0) / max(1, len(self.rungs(trials[0].total)) - 1),
-            num_trials=len(trials),
-        )
+        return TrialRecords()
 
     def judge(self, trials: Sequence[TrialState], *, num_slots: int, is_absolute: bool = True) -> StoppingDecisions:
         """Returns the decisions that follow from the trials' states.
@@ -236,7 +281,9 @@ class StoppingPolicy(BaseModel, extra="forbid", frozen=True, title="Early stoppi
             return _by_rungs(self, trials, num_slots=num_slots, is_absolute=is_absolute)
         return _by_median(self, trials) if self.policy == MEDIAN else StoppingDecisions()
 
-    def findings(self, job: Mapping[str, Any], *, varied: Sequence[str]) -> Iterator[Finding]:
+    def findings(
+        self, job: Mapping[str, Any], *, varied: Sequence[str], ranking: Ranking, sampler: str
+    ) -> Iterator[Finding]:
         """Yields the faults that keep the policy from comparing trials of a job. varied: the keys of the space."""
         if self.policy == NONE:
             return
@@ -273,13 +320,11 @@ def _by_rungs(
     choice. Once no trial is to come, the choice is final, and all of the best continue together: the plan then sees all
     that is left. Before that, ASHA promotes the best n // eta of the n trials at the rung, the cuts those that no later
     arrival can displace, and halving none. A trial that can no longer be among the best is stopped.
-
-    Where rows are evaluated part by part, a trial whose place is not certain rests until further rows are there. One
-    that computes a part is asked for more before its end, or told to end it, as soon as that is certain.
+    One whose place is not certain by the comparison at the rung rests.
     """
     if not trials:
         return StoppingDecisions()
-    goals, stops, parts, enough = dict[str, int](), dict[str, str](), dict[str, EvaluationSlice](), dict[str, int]()
+    goals, stops, of_features = dict[str, int](), dict[str, str](), dict[str, dict[str, Any]]()
     total, num_under_way = trials[0].total, sum(trial.is_under_way for trial in trials)
     for rung, following in reversed(list(itertools.pairwise(stopping.rungs(total)))):
         comparison = stopping.comparison(trials, rung)
@@ -290,30 +335,22 @@ def _by_rungs(
         is_final = num_to_come == 0
         early = {ASHA: len(there) // stopping.reduction_factor, CUT: most - num_to_come}
         now = most if is_final else early.get(stopping.policy, 0)
-        order = [trial.name for trial in there]
-        further = comparison.open_parts(order, num_kept=now, is_early=not is_final) if now > 0 else {}
-        is_closed = is_final and not further
-        unsettled = {} if is_closed else comparison.open_parts(order, num_kept=now, is_early=True)
-        is_open = {} if is_closed else comparison.open_parts(order, num_kept=most, is_early=True)
-        for trial in there:
-            share, is_computing = further.get(trial.name), trial.part is not None and trial.part.step == rung
-            if is_computing and share is None:
-                enough[trial.name] = rung
-            elif share is not None and (is_computing or is_final or num_under_way <= num_slots):
-                part = comparison.part_up_to(trial.name, share, step=rung, seed=ORDER_SEED)
-                if part is not None and (trial.part is None or not is_computing or part.end > trial.part.end):
-                    parts[trial.name] = part
-                    num_under_way += not is_computing
+        places = comparison.open_places(
+            there, rung=rung, num_kept=now, most=most, is_final=is_final, num_free=num_slots - num_under_way
+        )
+        num_under_way += places.num_started
+        for key, values in places.of_features.items():
+            of_features.setdefault(key, {}).update(values)
         for place, trial in enumerate(there):
             if trial.has_ended or trial.goal != rung:
                 continue
             is_beaten = place >= most and (is_absolute or is_final)
-            if math.isinf(scores[trial.name]) or (is_beaten and trial.name not in is_open):
+            if math.isinf(scores[trial.name]) or (is_beaten and trial.name not in places.may_be_kept):
                 stops[trial.name] = _why(scores[trial.name], rung, place=place, num=len(there))
-            elif place < now and trial.name not in unsettled and (is_final or num_under_way <= num_slots):
+            elif place < now and trial.name not in places.may_be_beaten and (is_final or num_under_way <= num_slots):
                 goals[trial.name] = following
                 num_under_way += 1
-    return StoppingDecisions(goals=goals, stops=stops, parts=parts, enough=enough)
+    return StoppingDecisions(goals=goals, stops=stops, of_features=of_features)
 
 
 def _why(score: float, step: int, *, place: int, num: int) -> str:
@@ -337,3 +374,10 @@ def _by_median(stopping: StoppingPolicy, trials: Sequence[TrialState]) -> Stoppi
         if len(others) >= FEWEST_OTHERS and trial.best(step) < statistics.median(others):
             stops[trial.name] = f"stopped early at step {step}: its best is below the median of {len(others)} others"
     return StoppingDecisions(stops=stops)
+
+
+@cache
+def stopping_policy() -> type[StoppingPolicy]:
+    """Returns the model of the policy with the keys of all features."""
+    bases = (*listed("sweep", "STOPPING_POLICIES"), StoppingPolicy)
+    return create_model("StoppingPolicy", __base__=bases, __doc__=StoppingPolicy.__doc__)

@@ -16,7 +16,6 @@ from ringmaster.tasks.planning.gantt import round_step
 from ringmaster.tasks.sweeping.ranking import Reports, last
 from ringmaster.tasks.sweeping.space import CategoricalRange, Parameter, Values
 from ringmaster.techniques.metric import metric_named
-from ringmaster.techniques.processes.gang_events import PartialEvaluation
 from ringmaster.text import page_template
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 960, 440, 80, 180, 84, 60
@@ -185,7 +184,7 @@ class SweepFigures:
 
     reports: by trial and step. done: the trials that were trained completely. ranked: trials with a value of the
     objective, the best first. best: the best one that is done; None for none. metrics: others that have an axis.
-    parts: the rows of last evaluations that did not compute all of them.
+    notes: what to say of the last values of trials.
     """
 
     name: str
@@ -195,7 +194,7 @@ class SweepFigures:
     ranked: Sequence[str] = ()
     best: str | None = None
     metrics: Sequence[str] = ()
-    parts: Mapping[str, PartialEvaluation] = field(default_factory=dict)
+    notes: Mapping[str, str] = field(default_factory=dict)
 
     def parallel_coordinates(self, space: Sequence[Parameter], values: Mapping[str, Values]) -> str:
         """Draws a line for each trial with a measured objective, through its values and metrics to its objective."""
@@ -254,7 +253,7 @@ class SweepFigures:
             if curve:
                 points = [(x(step), _y(axis.share(value))) for step, value in curve]
                 title = f"{name}: {self.objective} {curve[-1][1]:.4g} at step {curve[-1][0]}"
-                title += f", {self.parts[name].in_words()}" if name in self.parts else ""
+                title += f", {self.notes[name]}" if name in self.notes else ""
                 lines.append(self._line(name, points, [value for _, value in curve], axis, title))
         title, marks = f"held-out {self.objective} over steps", list[tuple[float, object]]()
         for step in reversed(rungs):  # the last one has a text; others where there is room before the next

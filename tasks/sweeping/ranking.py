@@ -72,11 +72,6 @@ class Ranking:
         """The metrics that trials are evaluated with, the first objective first."""
         return self.objectives
 
-    @property
-    def compares_means(self) -> bool:
-        """Whether trials are compared by one metric that is a mean over rows."""
-        return type(self) is Ranking and metric_named(self.metric).is_mean
-
     def score(self, metrics: Metrics) -> float:
         """Returns how good an evaluation of a trial is, higher is better; minus infinity without a finite value."""
         return self.targets(metrics)[0]

@@ -23,11 +23,13 @@ from ringmaster.tasks.sweeping.figures import SweepFigures
 from ringmaster.tasks.sweeping.ranking import Ranking, Reports, Standing, last
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.tasks.sweeping.space import Values
-from ringmaster.techniques.processes.gang_events import NUM_ROWS, PartialEvaluation
+from ringmaster.techniques.processes.gang_events import NUM_ROWS
 from ringmaster.text import enumerated, markdown
 
 VARIED = {"model": "varied model"}
 """Columns of varied keys of a job that the tables have another column for."""
+HELD_OUT_ROWS = "held-out rows"
+"""The column with the number of rows that the last metrics of a trial were computed of."""
 LEADERBOARD, PARALLEL, CURVES = "sweep/leaderboard.json", "sweep/parallel_coordinates.svg", "sweep/learning_curves.svg"
 
 
@@ -76,7 +78,7 @@ def figures(sweep_scheduler: SweepScheduler, rows: Sequence[Mapping[str, Any]]) 
         ranked=[row["job"] for row in rows if row["rank"] is not None],
         best=None if won is None else won["job"],
         metrics=spec.ranking.metrics[1:],
-        parts=sweep_scheduler.parts(),
+        notes=sweep_scheduler.records.notes(sweep_scheduler.reports),
     )
     rungs = spec.stopping.rungs(max((trial.total for trial in sweep_scheduler.trials()), default=1))
     return {
@@ -158,17 +160,17 @@ def leaderboard(
     values: Mapping[str, Values],
     reports: Reports,
     jobs: Sequence[Mapping[str, Any]],
-    parts: Mapping[str, PartialEvaluation] | None = None,
+    further: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
     """Returns a row per trial: completed trials as they are ranked, then the others by their number of steps.
 
     All rows have the same keys; a trial has None where it has no value, such as the metrics of a failed one. A trial
     without a finite value of the objective has no rank.
 
-    values: by trial, as far as proposed. jobs: the rows of a batch's result. parts: the rows of the last evaluations
-    that did not compute all held-out rows; their intervals are then a column.
+    values: by trial, as far as proposed. jobs: the rows of a batch's result. further: columns that describe the last
+    metrics of trials, by trial.
     """
-    parts = parts or {}
+    further = further or {}
     ended = {row["name"]: row for row in jobs}
     finals = {name: last(reports.get(name, {})) for name in trials}
     done = [name for name in trials if ended[name]["status"] == JobStatus.DONE]
@@ -183,18 +185,25 @@ def leaderboard(
         return not standing.is_ranked, not is_done, -num_steps, standing.place
 
     rows = [
-        _row(name, place, standings[name], values=values, reports=reports, job=ended[name], part=parts.get(name))
+        _row(
+            name,
+            place,
+            standings[name],
+            values=values,
+            reports=reports,
+            job=ended[name],
+            of_metrics=further.get(name, {}),
+        )
         for place, name in enumerate(sorted(trials, key=order), start=1)
     ]
-    groups = ("columns", "metrics", "values")
-    columns, metrics, keys = (dict.fromkeys(key for row in rows for key in row[group]) for group in groups)
+    groups = ("columns", "metrics", "of_metrics", "values")
+    columns, metrics, of_metrics, keys = (dict.fromkeys(key for row in rows for key in row[group]) for group in groups)
     return [
         {
             **{key: row[key] for key in ("rank", "job")},
             **{key: row["columns"].get(key) for key in columns},
             **{f"held-out {key}": row["metrics"].get(key) for key in metrics},
-            "held-out rows": row["held-out rows"],
-            **({"interval of part": row["interval of part"]} if parts else {}),
+            **{key: row["of_metrics"].get(key) for key in of_metrics},
             **{VARIED.get(key, key): row["values"].get(key) for key in keys},
             **{key: row[key] for key in ("status", "steps", "device seconds", "model")},
         }
@@ -222,7 +231,7 @@ def _row(
     values: Mapping[str, Values],
     reports: Reports,
     job: Mapping[str, Any],
-    part: PartialEvaluation | None,
+    of_metrics: Mapping[str, Any],
 ) -> dict[str, Any]:
     return {
         "rank": (standing.rank or place) if standing.is_ranked else None,
@@ -232,8 +241,7 @@ def _row(
         "values": {
             key: str(value) if isinstance(value, (list, dict)) else value for key, value in values.get(name, {}).items()
         },
-        "held-out rows": job.get(NUM_ROWS) if part is None else len(part.rows.values),
-        "interval of part": None if part is None else " to ".join(f"{each:.4g}" for each in part.interval),
+        "of_metrics": {HELD_OUT_ROWS: job.get(NUM_ROWS), **of_metrics},
         "status": job["status"],
         "steps": job["num_steps"],
         "device seconds": round(sum(s["device_s"] for s in job["segments"]), 1),

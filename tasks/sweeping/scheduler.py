@@ -11,24 +11,20 @@ from dataclasses import replace
 from typing import Any
 
 from ringmaster.clock import boot_s
-from ringmaster.codec import from_json, to_json
+from ringmaster.codec import to_json
 from ringmaster.tasks.execution.execution_events import ExecutionEvent, GangReport, JobEnded
 from ringmaster.tasks.execution.steering import SteeringRequest
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal
-from ringmaster.tasks.sweeping.early_stopping import TrialState
-from ringmaster.tasks.sweeping.rung_comparison import EvaluatedRows, as_part, merged
+from ringmaster.tasks.sweeping.early_stopping import TrialRecords, TrialState
 from ringmaster.tasks.sweeping.space import Values
 from ringmaster.tasks.sweeping.spec import SweepSpec
 from ringmaster.tasks.sweeping.stop_rules import StopProposal, StopRule, SweepProgress
 from ringmaster.tasks.sweeping.stop_rules import stop_rules as all_stop_rules
 from ringmaster.techniques import Job
-from ringmaster.techniques.job_specs import EvaluationSlice
-from ringmaster.techniques.metric import metric_named
-from ringmaster.techniques.processes.gang_events import EvaluationReported, PartialEvaluation
+from ringmaster.techniques.processes.gang_events import EvaluationReported
 
 FACT = "sweep"
 """A fact of the batch: {"values": by trial, "goals": by trial, "reports": by trial and step, "proposals": by rule}."""
-ROWS = "sweep rows "  # with the name of a trial, a fact: the held-out rows that it has computed, by step
 TOO_LATE = "stopped early: the sweep's deadline has passed"
 
 Act = Callable[[SteeringRequest], None]
@@ -65,7 +61,7 @@ class SweepScheduler:
         self.proposals: dict[str, StopProposal] = {}
         self.values: dict[str, Values] = {}
         self.reports: dict[str, dict[int, dict[str, float]]] = {}
-        self.rows: dict[str, dict[int, EvaluatedRows]] = {}  # by trial and step, of evaluations part by part
+        self.records = TrialRecords()
         self.run_id: str | None = None
         self.on_first_done: Callable[[], None] = lambda: None
         self._goals: dict[str, int] = {}
@@ -98,8 +94,9 @@ class SweepScheduler:
         }
         first = {name: self._first_rung(self._jobs[name]) for name in known if name in self._jobs}
         self._goals = {**first, **fact.get("goals", {})}
-        self._parts = {name: from_json(EvaluationSlice, part) for name, part in fact.get("parts", {}).items()}
-        self._restore_rows()
+        self.records = self.spec.stopping.records(
+            [*self._jobs], metric=self.spec.objective, fact=fact, stored=journal.get
+        )
         self._statuses = {name: record.status for name, record in journal.jobs().items()}
         for name in set(self.spec.trials) - set(self._jobs):
             self._statuses[name] = JobStatus.FAILED
@@ -125,7 +122,7 @@ class SweepScheduler:
             jobs={name: self._job(name, like=like) for name, like in likes.items()},
             likes=likes,
             goals={name: goal for name, goal in self._goals.items() if name in left},
-            parts=self._awaited_parts(),
+            of_features=self.records.awaited(self.trials()),
         )
 
     def attach(self, act: Act, *, later: Later, elapsed_s: float) -> None:
@@ -136,14 +133,14 @@ class SweepScheduler:
             self._timer = threading.Timer(left_s, later, [self.decide])
             self._timer.daemon = True
             self._timer.start()
-        if parts := self._awaited_parts():
-            later(lambda: act(SteeringRequest(parts=parts)))  # the executor may not have received them before a kill
+        if awaited := self.records.awaited(self.trials()):
+            later(lambda: act(SteeringRequest(of_features=awaited)))  # a kill may have been before it was received
         later(self.decide)
 
     def listen(self, event: ExecutionEvent) -> None:
         """Handles an event of the executor."""
         if isinstance(event, GangReport) and isinstance(event.event, EvaluationReported):
-            self._take_metrics(event.job, event.event.step, event.event.metrics, part=event.event.part)
+            self._take_evaluation(event.job, event.event)
         elif isinstance(event, JobEnded):
             if event.record.status == JobStatus.DONE:
                 self._take_metrics(event.job, event.record.step, event.record.metrics)
@@ -197,10 +194,7 @@ class SweepScheduler:
             steering = self._steering()
             if steering:
                 self._goals |= steering.goals
-                self._parts |= steering.parts
-                for name, step in steering.enough.items():  # it awaits no more than it has
-                    rows, part = self.rows[name][step], self._parts[name]
-                    self._parts[name] = replace(part, end=len(rows.values) / rows.whole)
+                self.records.request(steering.of_features)
                 self._keep()
                 self._act(steering)
 
@@ -208,19 +202,17 @@ class SweepScheduler:
         """Returns the state of each trainable trial."""
         names = [name for name in self.spec.trials if name in self._jobs]
         scores = self.spec.ranking.scores({name: self.reports.get(name, {}) for name in names})
-        awaited = self._awaited_parts()
-        return [
+        states = (
             TrialState(
                 name=name,
                 total=self._jobs[name].total_steps,
                 goal=self._goals.get(name, 0),
                 scores=scores[name],
                 has_ended=self._statuses.get(name) in ENDED,
-                rows=self.rows.get(name, {}),
-                part=awaited.get(name),
             )
             for name in names
-        ]
+        )
+        return [self.records.state(state) for state in states]
 
     def _steering(self) -> SteeringRequest:
         deadline_s = self.spec.deadline_s
@@ -243,8 +235,7 @@ class SweepScheduler:
             likes=likes,
             goals={**goals, **decisions.goals},
             stops={name: why for name, why in stops.items() if self._statuses.get(name) not in ENDED},
-            parts=decisions.parts,
-            enough=decisions.enough,
+            of_features=decisions.of_features,
         )
 
     def _ending(self) -> str:
@@ -270,17 +261,6 @@ class SweepScheduler:
             done=frozenset(name for name in self._jobs if self._statuses.get(name) == JobStatus.DONE),
             device_s=sum(each.seconds * each.spec.num_devices for each in self._journal.segments()),
         )
-
-    def _awaited_part(self, name: str) -> EvaluationSlice | None:
-        """Returns the part of the rows that was requested last of a trial, unless it has reported all of it."""
-        part = self._parts.get(name)
-        rows = None if part is None else self.rows.get(name, {}).get(part.step)
-        if part is None or rows is None or self._goals.get(name) != part.step:
-            return None
-        return part if len(rows.values) < part.place(part.end, rows.whole) else None
-
-    def _awaited_parts(self) -> dict[str, EvaluationSlice]:
-        return {name: part for name in self._left() if (part := self._awaited_part(name)) is not None}
 
     def _left(self) -> list[str]:
         return [name for name in self._jobs if self._statuses.get(name) not in ENDED]
@@ -342,56 +322,28 @@ class SweepScheduler:
 
     # -- state ---------------------------------------------------------------------------------------------------------
 
-    def _take_metrics(
-        self, name: str, step: int, metrics: Mapping[str, float], *, part: PartialEvaluation | None = None
-    ) -> None:
+    def _take_evaluation(self, name: str, report: EvaluationReported) -> None:
+        if report.part is None:
+            self._take_metrics(name, report.step, report.metrics)
+            return
+        with self._lock:
+            if (metrics := self.records.take(name, report)) is not None:
+                self.reports.setdefault(name, {})[report.step] = dict(metrics)
+                self._keep()
+
+    def _take_metrics(self, name: str, step: int, metrics: Mapping[str, float]) -> None:
         with self._lock:
             reports = self.reports.setdefault(name, {})
-            if part is not None:
-                self._take_part(name, step, part)
-            elif step not in reports:  # a report repeated after a crash is equal
+            if step not in reports:  # a report repeated after a crash is equal
                 reports[step] = dict(metrics)
                 self._keep()
 
-    def _take_part(self, name: str, step: int, part: PartialEvaluation) -> None:
-        """Adds a part of a trial's rows after a step, unless it is there; other metrics of a part are left out."""
-        objective, sign = self.spec.objective, self._sign
-        known = self.rows.setdefault(name, {})
-        rows = merged(known.get(step), part, sign=sign)
-        if rows is None:  # a report repeated after a crash is equal
-            return
-        known[step] = rows
-        self.reports[name][step] = {objective: sign * rows.mean}
-        self._keep({f"{ROWS}{name}": {at: to_json(as_part(each, sign=sign)) for at, each in known.items()}})
-
-    def _restore_rows(self) -> None:
-        self.rows = {}
-        for name in self._jobs if self.spec.stopping.is_partial else ():
-            for at, each in self._journal.get(f"{ROWS}{name}", {}).items():
-                rows = merged(None, from_json(PartialEvaluation, each), sign=self._sign)
-                assert rows is not None, "it begins with the first row"
-                self.rows.setdefault(name, {})[int(at)] = rows
-
-    def parts(self) -> dict[str, PartialEvaluation]:
-        """Returns the rows of the last evaluation of each trial whose last one did not compute all rows."""
-        lasts = {name: self.rows.get(name, {}).get(max(steps, default=0)) for name, steps in self.reports.items()}
-        return {
-            name: as_part(rows, sign=self._sign)
-            for name, rows in lasts.items()
-            if rows is not None and not rows.is_whole
-        }
-
-    @property
-    def _sign(self) -> float:
-        return 1.0 if metric_named(self.spec.objective).higher_is_better else -1.0
-
-    def _keep(self, further: Mapping[str, Any] | None = None) -> None:
+    def _keep(self) -> None:
         fact: dict[str, Any] = {"values": self.values, "goals": self._goals, "reports": self.reports}
         if self.proposals:
             fact["proposals"] = {key: vars(each) for key, each in self.proposals.items()}
-        if self._parts:
-            fact["parts"] = to_json(self._parts)
-        self._journal.put_all({FACT: fact, **(further or {})})
+        further = self.records.keep(fact)
+        self._journal.put_all({FACT: fact, **further})
 
 
 NO_VALUES = frozenset({"name", "warm_start", "evaluation"})

@@ -135,30 +135,18 @@ class SweepSpec:
     def faults(self) -> list[Fault]:
         """Returns all faults of the space, the stopping policy and the resulting jobs."""
         result = spaces.findings(self.space, sampler=self.sampler, num_trials=self.num_trials)
-        result += self.stopping.findings(self.template, varied=[parameter.key for parameter in self.space])
+        result += self.stopping.findings(
+            self.template,
+            varied=[parameter.key for parameter in self.space],
+            ranking=self.ranking,
+            sampler=self.sampler,
+        )
         result += self.ranking.findings()
-        result += self._findings_of_parts()
         result += key_findings(self.template, (parameter.key for parameter in self.space), at=("space",))
         result += [*self._uncovered_shapes(), *self._doubled_keys()]
         placed = {finding.place: finding for finding in reversed(result)}
         faults = [Fault(place_text(f.place), None, f.message, f.remedy) for f in reversed(placed.values())]
         return list({(f.place, f.message): f for f in [*self._faults_of_jobs(), *faults]}.values())
-
-    def _findings_of_parts(self) -> Iterator[Finding]:
-        """Yields why trials cannot be compared on parts of the rows, where the file wants that."""
-        if not self.stopping.is_partial:
-            return
-        changed = [p.key for p in self.space if p.key.partition(".")[0] in ("data", "loss", "evaluation")]
-        reasons = {
-            f"{self.objective} is not a mean over rows": not self.ranking.compares_means,
-            "tpe proposes trials by whole evaluations": self.sampler == TPE,
-            f"{', '.join(changed)} may change the rows": bool(changed),
-        }
-        for why in (why for why, applies in reasons.items() if applies):
-            problem = f"cannot be kept: {why}"
-            yield Finding(
-                ("early_stopping", "evaluation_error"), problem, "leave it out, so that rungs evaluate all rows"
-            )
 
     def _uncovered_shapes(self) -> Iterator[Finding]:
         if self.sampler != TPE or self.num_trials is None:

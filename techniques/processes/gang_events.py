@@ -155,7 +155,7 @@ _CHECKS: Mapping[str, Callable[[Any], Any]] = {
     "metrics": checked_values,
     "load": _checked_load,
     "num_rows": lambda number: number if number is None else _checked_count(number),
-    "message": _printable_message,
+    **dict.fromkeys(("message", "note"), _printable_message),
 }
 
 
@@ -373,41 +373,6 @@ class PartialEvaluation:
     whole: int
     rows: RowValues
 
-    @property
-    def end(self) -> int:
-        """Where the row after its last one is in their random order."""
-        return self.begin + len(self.rows.values)
-
-    @property
-    def is_first(self) -> bool:
-        """Whether it begins with the first row: it is a figure by itself, and further parts only add to it."""
-        return self.begin == 0
-
-    @property
-    def mean(self) -> float:
-        """The metric of these rows; NaN where they count nothing."""
-        count = sum(self.rows.counts)
-        return sum(self.rows.values) / count if count else math.nan
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """The 95 % confidence interval of the metric of all rows.
-
-        It is that of a ratio of means of rows drawn without replacement (Cochran, Sampling Techniques, 1977, 6.4).
-        """
-        num, mean = len(self.rows.values), self.mean
-        if num < 2 or not math.isfinite(mean):
-            return -math.inf, math.inf
-        residuals = [v - mean * c for v, c in zip(self.rows.values, self.rows.counts, strict=True)]
-        variance = sum(each * each for each in residuals) / (num - 1) * (1.0 - num / self.whole) / num
-        radius = 1.96 * math.sqrt(variance) * num / sum(self.rows.counts)
-        return mean - radius, mean + radius
-
-    def in_words(self) -> str:
-        """Returns what it is a part of, with the interval."""
-        low, high = self.interval
-        return f"a part of {self.whole:,}, {low:.4g} to {high:.4g} with 95 %"
-
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationReported(JobEvent):
@@ -416,6 +381,7 @@ class EvaluationReported(JobEvent):
     wall_s: the time of the report in seconds since the epoch.
     num_rows: the number of held-out rows; None where it is unknown.
     part: of an evaluation of a part of them, whose metrics are of its rows alone; None for a whole one.
+    note: what lines about it say of that; empty where the metrics of a part are no figures by themselves.
     """
 
     NAME = "metrics"
@@ -424,6 +390,7 @@ class EvaluationReported(JobEvent):
     wall_s: float | None = field(default=None, metadata=SINCE_LATER)
     num_rows: int | None = field(default=None, metadata=SINCE_LATER)
     part: PartialEvaluation | None = field(default=None, metadata=SINCE_LATER)
+    note: str = field(default="", metadata=SINCE_LATER)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ BEAT_EVERY_S = 0.25
 LOG_EVERY_S = 10.0  # between the lines about steps in a rank's log
 
 STOP, MEASURE = "stop", "measure"
-UNTIL, LEAVE, ROWS = "until ", "leave ", "rows "
+UNTIL, LEAVE = "until ", "leave "
 WAITING_TIMEOUT_S = 3600.0  # for a trial that is done and waits for its neighbours
 
 
@@ -30,11 +30,6 @@ def until(last_step: int) -> str:
 def leave(job: str) -> str:
     """Returns the command that a job of a group checkpoints and ends, while the other jobs continue."""
     return f"{LEAVE}{job}"
-
-
-def rows_up_to(job: str, *, step: int, share: float) -> str:
-    """Returns the command that an evaluation of a part goes on up to a share of the rows; 0 ends it where it is."""
-    return f"{ROWS}{job} {step} {share:.9g}"
 
 
 class RankLog:
@@ -87,8 +82,8 @@ def _log_line(event: gang_events.Event) -> str | None:
     match event:
         case gang_events.JobReady(step=step):
             return f"{_of(event.job)}continues from step {step}" if step else f"{_of(event.job)}begins"
-        case gang_events.EvaluationReported(step=step, metrics=metrics, num_rows=num_rows, part=part):
-            text = metrics_text(metrics, num_rows=num_rows) + (f", {part.in_words()}" if part is not None else "")
+        case gang_events.EvaluationReported(step=step, metrics=metrics, num_rows=num_rows, note=note):
+            text = ", ".join(filter(None, [metrics_text(metrics, num_rows=num_rows), note]))
             return f"{_of(event.job)}evaluated at step {step}: {text}"
         case gang_events.CheckpointSaved(step=step):
             return f"{_of(event.job)}saved a checkpoint of step {step}"
@@ -155,19 +150,16 @@ class Reporter:
 
     def commanded_until(self) -> int:
         """Returns the latest step up to which this rank was commanded to continue; 0 without such a command."""
-        self._listen()
-        return max((int(c.removeprefix(UNTIL)) for c in self._commands if c.startswith(UNTIL)), default=0)
+        return max(map(int, self.commanded(UNTIL)), default=0)
 
     def commanded_to_leave(self) -> set[str]:
         """Returns the jobs of a group that were commanded to leave it."""
-        self._listen()
-        return {command.removeprefix(LEAVE) for command in self._commands if command.startswith(LEAVE)}
+        return self.commanded(LEAVE)
 
-    def commanded_shares(self, job: str, *, step: int) -> list[float]:
-        """Returns the shares of the rows up to which the evaluation of a job after a step was commanded to go on."""
+    def commanded(self, head: str) -> set[str]:
+        """Returns what comes after `head` in the commands that begin with it."""
         self._listen()
-        head = f"{ROWS}{job} {step} "
-        return [float(command.removeprefix(head)) for command in self._commands if command.startswith(head)]
+        return {command.removeprefix(head) for command in self._commands if command.startswith(head)}
 
     def _listen(self) -> None:
         while (message := self._channel.poll()) is not None:

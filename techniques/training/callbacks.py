@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ringmaster.techniques.data_source import PreparedData
     from ringmaster.techniques.job import Job
     from ringmaster.techniques.job_specs import Adapter
-    from ringmaster.techniques.processes.gang_events import JobEvent
+    from ringmaster.techniques.processes.gang_events import EvaluationReported, JobEvent, RowValues
     from ringmaster.techniques.processes.order import GangOrder
     from ringmaster.techniques.processes.ranks import RankContext
     from ringmaster.techniques.processes.reporter import Reporter
@@ -108,9 +108,11 @@ class TrainerCallback:
     """What a feature does in the training of one job on one rank. By default a method does nothing.
 
     may_end_job: whether an evaluation may end the job before its last step.
+    is_interrupted: whether an evaluation of a part of the rows has ended before its end, so that another gang goes on.
     """
 
     may_end_job: ClassVar[bool] = False
+    is_interrupted = False
 
     def __init__(self, state: TrainingState) -> None:
         """Creates the callback before the model is built."""
@@ -165,6 +167,32 @@ class TrainerCallback:
 
     def after_step(self, trainer: TrainedModel) -> None:
         """Follows a step."""
+
+    # -- an evaluation on the way --------------------------------------------------------------------------------------
+
+    def evaluated_rows(self, loss: BoundLoss, num_rows: int) -> Sequence[int] | None:
+        """Returns the numbers of the held-out rows that an evaluation computes now, in their order; None for all.
+
+        The first metric is then a mean, and the loss separates rows. num_rows: of a whole evaluation.
+        """
+
+    def observe_rows(self, rows: RowValues | None, num_rows: int) -> None:
+        """Follows an evaluation. rows: the values of `evaluated_rows`; None where it has computed all `num_rows`."""
+
+    def change_report(self, report: EvaluationReported) -> EvaluationReported:
+        """Returns the report of an evaluation."""
+        return report
+
+    def evaluation_votes(self, reporter: Reporter, *, is_leaving: bool) -> tuple[float, ...]:
+        """Returns values that are summed over the ranks after an evaluation of a part, equally many on all.
+
+        is_leaving: whether this rank was commanded to end the job's part in the gang.
+        """
+        return ()
+
+    def continues_evaluation(self, sums: Sequence[float]) -> bool:
+        """Returns whether another evaluation follows at once. sums: of `evaluation_votes`, if there are any."""
+        return False
 
     # -- a segment -----------------------------------------------------------------------------------------------------
 

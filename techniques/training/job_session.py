@@ -16,7 +16,6 @@ from ringmaster.techniques.processes.gang_events import (
     JobEvent,
     JobReady,
     OutcomeStatus,
-    PartialEvaluation,
     Steps,
 )
 from ringmaster.techniques.processes.ranks import RankContext
@@ -31,11 +30,10 @@ REPORT_EVERY_S = 0.2
 class SessionState(CheckpointedState, TrainingState, Protocol):
     """What a session brings to its last step: a trainer, a member of a group, or something else that a feature makes.
 
-    callbacks, partial_evaluation: as of `JobTrainingState`.
+    callbacks: as of `JobTrainingState`.
     """
 
     callbacks: tuple[TrainerCallback, ...]
-    partial_evaluation: PartialEvaluation | None
 
     def restore(self, root: Root, *, known_step: int = 0) -> int:
         """Loads the newest whole checkpoint under `root`, if any; returns the number of completed steps."""
@@ -48,9 +46,6 @@ class SessionState(CheckpointedState, TrainingState, Protocol):
 
     def num_evaluated_rows(self) -> int:
         """Returns the number of held-out rows of one evaluation."""
-
-    def has_further_rows(self, *, share: float) -> bool:
-        """Returns whether rows of the part that is evaluated are left; see `JobTrainingState`."""
 
     def store(self, root: Root) -> CheckpointStore:
         """Returns the checkpoints under `root`."""
@@ -98,7 +93,6 @@ class JobSession:
     """One job's segment. `last_step` may grow.
 
     state: after its newest checkpoint was restored. is_exported: whether its finished model is written.
-    is_cut: whether a command has ended its evaluation on a part of the rows before all of them were computed.
     reporter: of the gang, which has the commands. sender: of the job's events. progress: its steps.
     """
 
@@ -111,7 +105,7 @@ class JobSession:
         self._saved_s, self._saved_step = time.monotonic(), state.next_step
         self._result: dict[str, Any] = {}
         self._metrics: Mapping[str, float] | None = None  # those with which the job ends
-        self.is_exported = self.is_cut = False
+        self.is_exported = False
 
     @property
     def name(self) -> str:
@@ -138,6 +132,11 @@ class JobSession:
         """Whether an evaluation that the gang before may not have reported can end the job."""
         return self.is_done or (self.is_evaluated and any(callback.may_end_job for callback in self.state.callbacks))
 
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether its evaluation has ended before its end, so that another gang goes on with it."""
+        return any(callback.is_interrupted for callback in self.state.callbacks)
+
     def prolong(self, num_steps: int) -> None:
         """Extends `last_step` to `num_steps` beyond the ordered last step, at most to the job's last."""
         job, ordered = self.state.job, self.state.order.last_step
@@ -159,12 +158,12 @@ class JobSession:
             self._metrics, self._result["evaluate_s"] = metrics, seconds
             return
         self.progress.flush()
-        step, part = self.state.next_step, self.state.partial_evaluation
-        num_rows = self.state.num_evaluated_rows() if part is None else len(part.rows.values)
-        self._sender.send(
-            EvaluationReported(step=step, metrics=metrics, wall_s=time.time(), num_rows=num_rows, part=part)
-        )
-        if part is None and any(callback.ends_job(metrics) for callback in self.state.callbacks):
+        step, num_rows = self.state.next_step, self.state.num_evaluated_rows()
+        report = EvaluationReported(step=step, metrics=metrics, wall_s=time.time(), num_rows=num_rows)
+        for callback in self.state.callbacks:
+            report = callback.change_report(report)
+        self._sender.send(report)
+        if report.part is None and any(callback.ends_job(metrics) for callback in self.state.callbacks):
             self._metrics, self._result["evaluate_s"] = metrics, 0.0
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------

@@ -18,10 +18,8 @@ from ringmaster.techniques.checkpoints.state import read_whole
 from ringmaster.techniques.data import Dataset, Indices, PreparedData, open_data, prepare, sampler_of, width_of
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.job_features import Effect, FirstCheckpoint
-from ringmaster.techniques.job_specs import EvaluationSlice
-from ringmaster.techniques.metric import metric_named
-from ringmaster.techniques.processes.gang_events import CheckpointFailed, JobEvent, PartialEvaluation, RowValues
-from ringmaster.techniques.processes.order import TRAIN, GangOrder
+from ringmaster.techniques.processes.gang_events import CheckpointFailed, JobEvent, RowValues
+from ringmaster.techniques.processes.order import GangOrder
 from ringmaster.techniques.processes.ranks import RankContext
 from ringmaster.techniques.technique import Technique
 from ringmaster.techniques.training.batch_loader import BatchLoader
@@ -63,7 +61,6 @@ class JobTrainingState:
     passed_over: newer checkpoints that were skipped as damaged.
     technique: of a job that is trained alone; None otherwise.
     callbacks: those of the job's features.
-    partial_evaluation: what the last evaluation has computed of a part of the rows; None if it computed all of them.
     """
 
     def __init__(self, order: GangOrder, ranks: RankContext, *, technique: Technique | None = None) -> None:
@@ -75,9 +72,6 @@ class JobTrainingState:
         self._sampler = sampler_of(self.job, self._training)
         self._loader = BatchLoader(self._training, pins=ranks.device.type == "cuda")
         self.next_step = 0
-        self.partial_evaluation: PartialEvaluation | None = None
-        self._rows_done = (-1, 0)  # a step, and how many rows were computed of its part
-        self._last_share = 0.0  # up to which that part was commanded to go on
         self.passed_over: tuple[str, ...] = ()
         self.callbacks = callbacks_of(self)
 
@@ -86,53 +80,15 @@ class JobTrainingState:
         num_rows = min(len(self._held_out), self.job.max_evaluated_rows)
         return num_rows if max_batches is None else min(num_rows, max_batches * self.job.global_batch_size)
 
-    def next_part(self, loss: BoundLoss) -> EvaluationSlice | None:
-        """Returns the rows that the next evaluation computes; None for all, as those of finished models.
+    def evaluated_rows(self, loss: BoundLoss) -> Sequence[int] | None:
+        """Returns the numbers of the rows that an evaluation computes now, in their order; None for all."""
+        chosen = (callback.evaluated_rows(loss, self.num_evaluated_rows()) for callback in self.callbacks)
+        return next((rows for rows in chosen if rows is not None), None)
 
-        After the first rows of the order, they are a few of the part at a time: more may not be needed.
-        """
-        part = self.job.evaluation.part_at(self.next_step)
-        if part is None or self.order.purpose != TRAIN or self.next_step >= self.job.total_steps:
-            return None
-        is_mean = metric_named(self.job.evaluation.metrics[0]).is_mean
-        # A technique that divides sequences gives a rank some tokens of each row, and no whole rows.
-        gives_rows = self.technique is None or type(self.technique).part is Technique.part
-        if not (is_mean and gives_rows and loss.separates_rows):
-            return None
-        begin, end = self._part_places(part)
-        num_rows = end - begin if begin == 0 else min(end - begin, part.num_at_once(begin))
-        whole = self.num_evaluated_rows()
-        return replace(part, begin=begin / whole, end=(begin + num_rows) / whole)
-
-    def _part_places(self, part: EvaluationSlice) -> tuple[int, int]:
-        """Returns where what is left of a part begins and ends in the order of the rows."""
-        whole, (step, num_done) = self.num_evaluated_rows(), self._rows_done
-        if step != self.next_step:
-            return part.place(part.begin, whole), part.place(part.end, whole)
-        return num_done, part.place(max(part.end, self._last_share), whole)
-
-    def part_rows(self, part: EvaluationSlice | None) -> Sequence[int] | None:
-        """Returns the numbers of a part's rows, in its order; None for all rows."""
-        return None if part is None else part.rows(self.num_evaluated_rows())
-
-    def keep_part(self, part: EvaluationSlice | None, rows: RowValues | None) -> None:
-        """Keeps the values of rows of an evaluation in `partial_evaluation`."""
-        self.partial_evaluation = None
-        if part is not None and rows is not None:
-            whole = self.num_evaluated_rows()
-            self.partial_evaluation = PartialEvaluation(begin=part.place(part.begin, whole), whole=whole, rows=rows)
-            if self._rows_done[0] != self.next_step:
-                self._last_share = 0.0
-            self._rows_done = self.next_step, part.place(part.end, whole)
-
-    def has_further_rows(self, *, share: float) -> bool:
-        """Returns whether rows of the part that is evaluated are left. share: up to which it was commanded to go on."""
-        part = self.job.evaluation.part_at(self.next_step)
-        if self.partial_evaluation is None or part is None:
-            return False
-        self._last_share = max(self._last_share, share)
-        begin, end = self._part_places(part)
-        return begin < end
+    def observe_rows(self, rows: RowValues | None) -> None:
+        """Gives callbacks the values of the rows of an evaluation; None where it has computed all."""
+        for callback in self.callbacks:
+            callback.observe_rows(rows, self.num_evaluated_rows())
 
     def num_evaluated_batches(self) -> int:
         """Returns the number of global batches of one evaluation."""

@@ -29,6 +29,7 @@ from ringmaster.techniques.processes.gang_events import JobOfGroupEnded, Outcome
 from ringmaster.techniques.processes.order import GangOrder
 from ringmaster.techniques.processes.ranks import RankContext
 from ringmaster.techniques.processes.reporter import STOP, Reporter
+from ringmaster.techniques.training.callbacks import TrainerCallback
 from ringmaster.techniques.training.job_session import JobSession, SessionState
 from ringmaster.techniques.training.trainer import StepReport
 
@@ -277,41 +278,32 @@ class SegmentLoop:
             seconds = (time.perf_counter() - started_s) / len(measured)
             for name, result in metrics.items():
                 self._sessions[name].measured(result, seconds=seconds)
-            measured = self._with_further_rows([session for session in measured if session.name in self._sessions])
+            measured = self._continued([session for session in measured if session.name in self._sessions])
         done = self._saved_or_ended([session for session in self._sessions.values() if session.is_done])
         if any(session.is_at_its_end for session in done):
             self._reporter.phase("exporting", timeout_s=SAVE_TIMEOUT_S)
         for session in done:
             if not session.is_at_its_end:
-                self._end(session, OutcomeStatus.PREEMPTED if session.is_cut else OutcomeStatus.DONE)
+                self._end(session, OutcomeStatus.PREEMPTED if session.is_interrupted else OutcomeStatus.DONE)
             elif self._try(session, session.export):
                 self._end(session, OutcomeStatus.DONE if session.is_exported else OutcomeStatus.PREEMPTED)
             self._reporter.beat()
         return True
 
-    def _with_further_rows(self, sessions: Sequence[JobSession]) -> list[JobSession]:
-        """Returns the jobs of which further rows of a part are to be evaluated now, the same on every rank.
-
-        A command to stop or to leave ends an evaluation of a part, as does one that no further rows are needed. Only
-        after the latter is the job done: in the other cases its next gang computes what is left.
-        """
-        if not (partial := [session for session in sessions if session.state.partial_evaluation is not None]):
-            return []
-        leaving, votes = self._reporter.commanded_to_leave(), list[tuple[float, float, float]]()
+    def _continued(self, sessions: Sequence[JobSession]) -> list[JobSession]:
+        """Returns the jobs of which another evaluation follows at once, the same on every rank."""
+        leaving = self._reporter.commanded_to_leave()
         is_over = self._reporter.has_command(STOP) or self._order.job.name in leaving
-        for session in partial:
-            shares = self._reporter.commanded_shares(session.name, step=session.state.next_step)
-            is_cut = is_over or session.name in leaving
-            share = max(shares, default=0.0) if self._ranks.rank == 0 else 0.0
-            votes.append((float(0.0 in shares), float(is_cut), share))
-        sums = iter(self._ranks.sum([*chain.from_iterable(votes)]))
-        further = list[JobSession]()
-        for session in partial:
-            is_enough, num_cut, share = next(sums), next(sums), next(sums)
-            if not is_enough and session.state.has_further_rows(share=share):
-                session.is_cut = num_cut > 0
-                further.append(session)
-        return [session for session in further if not session.is_cut]
+        votes = list[tuple[JobSession, TrainerCallback, tuple[float, ...]]]()
+        for session, callback in ((each, callback) for each in sessions for callback in each.state.callbacks):
+            values = callback.evaluation_votes(self._reporter, is_leaving=is_over or session.name in leaving)
+            votes += [(session, callback, values)] if values else []
+        sums = iter(self._ranks.sum([*chain.from_iterable(values for *_, values in votes)]) if votes else ())
+        return [
+            session
+            for session, callback, values in votes
+            if callback.continues_evaluation([*islice(sums, len(values))])
+        ]
 
     def _saved_or_ended(self, sessions: Sequence[JobSession]) -> list[JobSession]:
         """Saves finished jobs; ends those of which a command ends the wait for a full disk, and returns the others."""

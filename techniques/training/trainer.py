@@ -346,9 +346,8 @@ class Trainer(JobTrainingState):
     def evaluate(self, *, max_batches: int | None = None) -> dict[str, float]:
         """Returns the job's metrics over at most `max_batches` global batches of held-out data; equal on every rank."""
         self._loader.settle()
-        num_evaluated, part = self.num_evaluated_rows(max_batches=max_batches), self.next_part(self._loss)
-        of_part = self.part_rows(part)
-        evaluated = range(num_evaluated) if of_part is None else of_part
+        of_part = self.evaluated_rows(self._loss)
+        evaluated = range(self.num_evaluated_rows(max_batches=max_batches)) if of_part is None else of_part
         chunks, work = list(self._held_out_chunks(evaluated)), _TrainerWork(self)
         self.rule.before_evaluation()
         loss = self._loss.given(self._totals(self._held_out, chunks, rows=evaluated, work=work))
@@ -372,7 +371,7 @@ class Trainer(JobTrainingState):
                 metrics.measure_model(model, self.prepared, num_rows, ranks=self.own_share, batch_size=self.micro_batch)
         self.model.train()
         result = metrics.result(self.ranks.gather(metrics.parts()))
-        self.keep_part(part, metrics.row_values)
+        self.observe_rows(metrics.row_values)
         return result
 
     def _held_out_chunks(self, evaluated: Sequence[int]) -> Iterator[Chunk]:

@@ -23,7 +23,8 @@ A feature's package has any of these modules, and the core imports those of the 
     routes      its HTTP routes of the server of a pool's metrics (`ringmaster.flows.services.metrics_server`)
     forms       its sections of the form in Prefect's UI that changes running jobs (`ringmaster.flows.job_forms`)
     retraining  its rules for new data of production models (`ringmaster.flows.retraining.new_data_rules`)
-    sweep       how it compares the trials of sweeps (`ringmaster.tasks.sweeping.ranking`), its rules that end them
+    sweep       how it compares the trials of sweeps (`ringmaster.tasks.sweeping.ranking`), its policies of early
+                stopping (`ringmaster.tasks.sweeping.early_stopping`), its rules that end sweeps
                 (`ringmaster.tasks.sweeping.stop_rules`), and its sections of their results
                 (`ringmaster.tasks.sweeping.results`)
 
@@ -67,6 +68,7 @@ BUILTIN = (
     "ringmaster.features.tariffs",
     "ringmaster.features.importance",
     "ringmaster.features.expected_gain",
+    "ringmaster.features.rung_evaluation",
     "ringmaster.features.page",
     "ringmaster.features.deployment",
     "ringmaster.features.trackers",

@@ -133,9 +133,7 @@ class FusedGroup:
         """
         left = {m.name: (m, m.held_out(max_batches=max_batches)) for m in (members or self.members)}
         metrics = {
-            m.name: MetricTotals(
-                m.job.evaluation.metrics, loss=m.loss, data=m.prepared, part=m.part_rows(m.next_part(m.loss))
-            )
+            m.name: MetricTotals(m.job.evaluation.metrics, loss=m.loss, data=m.prepared, part=m.evaluated_rows(m.loss))
             for m, _ in left.values()
         }
         self.stem.model.eval()
@@ -154,7 +152,7 @@ class FusedGroup:
             name: each.result(None if ranks is None else ranks.gather(each.parts())) for name, each in metrics.items()
         }
         for m in members or self.members:
-            m.keep_part(m.next_part(m.loss), metrics[m.name].row_values)
+            m.observe_rows(metrics[m.name].row_values)
         return results
 
 

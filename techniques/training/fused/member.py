@@ -138,7 +138,7 @@ class GroupMember(JobTrainingState):
         the first rank counts them: the others get no numbers. max_batches: at most so many, and those of the job.
         """
         self._loader.settle()
-        size, of_part = self.job.global_batch_size, self.part_rows(self.next_part(self.loss))
+        size, of_part = self.job.global_batch_size, self.evaluated_rows(self.loss)
         evaluated = range(self.num_evaluated_rows(max_batches=max_batches)) if of_part is None else of_part
         for first in range(0, len(evaluated), size):
             rows = evaluated[first : first + size]

@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from ringmaster.features.rung_evaluation.row_parts import end_of, rows_up_to
 from ringmaster.techniques import EvaluationSpec
 from ringmaster.techniques.job_specs import EvaluationSlice
 from ringmaster.techniques.processes.gang_events import EvaluationReported
-from ringmaster.techniques.processes.reporter import STOP, rows_up_to
+from ringmaster.techniques.processes.reporter import STOP
 from tests.integration.workbench import SINGLE, VIT, Layout
 
 RUNG, WHOLE = 2, 180  # of the 183 rows that are held out
@@ -34,11 +35,11 @@ def parts_of(bench, folder, layout, *slices, commands=(), status="done"):
 @pytest.mark.parametrize("layout", [SINGLE, Layout("ddp", 2)], ids=str)
 def test_a_part_is_evaluated_until_it_is_enough(bench, tmp_path, layout):
     (first,) = parts_of(bench, tmp_path, layout, FIRST)
-    assert (first.begin, first.end, first.whole) == (0, 64, WHOLE)
-    rest = EvaluationSlice(step=RUNG, begin=first.end / WHOLE, end=1.0)
+    assert (first.begin, end_of(first), first.whole) == (0, 64, WHOLE)
+    rest = EvaluationSlice(step=RUNG, begin=end_of(first) / WHOLE, end=1.0)
     parts = parts_of(bench, tmp_path, layout, FIRST, rest)
-    assert parts[0].begin == 64 and parts[-1].end == WHOLE and len(parts) > 5
-    assert [part.begin for part in parts[1:]] == [part.end for part in parts[:-1]], "each row once"
+    assert parts[0].begin == 64 and end_of(parts[-1]) == WHOLE and len(parts) > 5
+    assert [part.begin for part in parts[1:]] == [end_of(part) for part in parts[:-1]], "each row once"
     enough = rows_up_to("tiny", step=RUNG, share=0.0)
     ended = parts_of(bench, tmp_path, layout, FIRST, rest, commands=[[enough]])
     assert 1 <= len(ended) < len(parts) and ended == parts[: len(ended)]

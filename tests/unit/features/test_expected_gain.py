@@ -11,9 +11,10 @@ import pytest
 from ringmaster.features.expected_gain.estimate import EndedTrial, OpenTrial, expected_gain
 from ringmaster.features.expected_gain.sweep import Worthless, gain_of, proposal_section
 from ringmaster.features.objectives.sweep import ConstrainedRanking, Constraint, FrontRanking
+from ringmaster.features.rung_evaluation.comparison import EvaluatedRows
+from ringmaster.features.rung_evaluation.sweep import PartialEvaluationPolicy, RowTrial
 from ringmaster.tasks.storage.journal import JobStatus
-from ringmaster.tasks.sweeping.early_stopping import StoppingPolicy, TrialState
-from ringmaster.tasks.sweeping.rung_comparison import EvaluatedRows
+from ringmaster.tasks.sweeping.early_stopping import TrialState
 from ringmaster.tasks.sweeping.space import CategoricalRange
 from ringmaster.tasks.sweeping.stop_rules import SweepProgress
 from tests.unit.sweeping.sweeps import Gangs, Killed, Swept, spec
@@ -71,7 +72,7 @@ def test_too_few_results_say_nothing():
 
 
 def test_scores_of_different_parts_of_the_rows_are_compared_by_the_rows_that_they_share():
-    stopping = StoppingPolicy(policy="halving", min_steps=4, reduction_factor=16, evaluation_error=0.01)
+    stopping = PartialEvaluationPolicy(policy="halving", min_steps=4, reduction_factor=16, evaluation_error=0.01)
     of, shared = spec(stopping=stopping, num_trials=8), np.random.default_rng(13).normal(size=400)
     trials, reports = [], {}
     for number, name in enumerate(of.trials):
@@ -79,9 +80,7 @@ def test_scores_of_different_parts_of_the_rows_are_compared_by_the_rows_that_the
         rows = EvaluatedRows(values=shared[:num] - 0.01 * number, counts=np.ones(num), whole=400)
         is_done = number < 6
         reports[name] = {4: {"loss": -rows.mean}} | ({64: {"loss": 0.01 * number - 5.0}} if is_done else {})
-        trials.append(
-            TrialState(name=name, total=64, goal=64, has_ended=is_done, scores={4: rows.mean}, rows={4: rows})
-        )
+        trials.append(RowTrial(name=name, total=64, goal=64, has_ended=is_done, scores={4: rows.mean}, rows={4: rows}))
     assert abs(shared[:64].mean() - shared.mean()) > 0.05, "the part differs from the whole"
     done = frozenset(of.trials[:6])
     found = gain_of(SweepProgress(spec=of, trials=trials, reports=reports, done=done, device_s=1.0))

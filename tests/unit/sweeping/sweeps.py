@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 
+from ringmaster.features.rung_evaluation.row_parts import mean_of, place_of, rows_of
 from ringmaster.tasks.storage.journal import begin_jobs
 from ringmaster.tasks.sweeping.early_stopping import StoppingPolicy
 from ringmaster.tasks.sweeping.ranking import Ranking
@@ -55,10 +56,10 @@ def evaluated_part(job, part):
     noise = [draw.gauss(0, 0.6) for _ in range(NUM_ROWS)]
     centers = sum(SHARED) / NUM_ROWS + sum(noise) / NUM_ROWS
     every = [loss(job, part.step) + a + b - centers for a, b in zip(SHARED, noise, strict=True)]
-    values = tuple(every[row] for row in part.rows(NUM_ROWS))
+    values = tuple(every[row] for row in rows_of(part, NUM_ROWS))
     rows = RowValues(values=values, counts=(1.0,) * len(values))
-    reported = PartialEvaluation(begin=part.place(part.begin, NUM_ROWS), whole=NUM_ROWS, rows=rows)
-    return EvaluationReported(step=part.step, metrics={"loss": reported.mean}, num_rows=len(values), part=reported)
+    reported = PartialEvaluation(begin=place_of(part.begin, NUM_ROWS), whole=NUM_ROWS, rows=rows)
+    return EvaluationReported(step=part.step, metrics={"loss": mean_of(reported)}, num_rows=len(values), part=reported)
 
 
 class Killed(Exception):

@@ -4,15 +4,15 @@ from dataclasses import replace
 
 import pytest
 
+from ringmaster.features.rung_evaluation.row_parts import ROWS, part_at
+from ringmaster.features.rung_evaluation.sweep import PartialEvaluationPolicy
 from ringmaster.tasks.control.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.pool.event_log import BatchEvents, EventReader, LogPosition
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, Journal, changed
-from ringmaster.tasks.sweeping.early_stopping import StoppingPolicy
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.techniques.processes.gang_events import EvaluationReported, event_to_json
-from ringmaster.techniques.processes.reporter import ROWS
 from tests.unit.execution.fakes import profile
 from tests.unit.pool.bench import Clock, Gangs, PoolBench, submission
 from tests.unit.pool.workers import Worker
@@ -27,7 +27,7 @@ class Evaluating(Gangs):
         first = self.steps.get(job.name, 0)
         due = [step for step in range(first + 1, last + 1) if job.is_evaluated(step)]
         for step in due or ([first] if first == last and 0 < first < job.num_steps else []):
-            part = job.evaluation.part_at(step)
+            part = part_at(job.evaluation, step)
             whole = EvaluationReported(step=step, metrics={"loss": loss(job, step)})
             report = event_to_json(whole if part is None else evaluated_part(job, part))
             worker.say(segment, report.pop("event"), **report)
@@ -130,7 +130,7 @@ def test_a_sweep_on_a_pool(database, sampler, dies):
 
 
 def test_trials_on_a_pool_are_evaluated_on_further_rows(database):
-    stopping = StoppingPolicy(policy="halving", min_steps=4, evaluation_error=0.01)
+    stopping = PartialEvaluationPolicy(policy="halving", min_steps=4, evaluation_error=0.01)
     gangs = steered(database, spec(num_trials=8, stopping=stopping))
     records = Journal(database, batch="b1").jobs()
     assert {record.status for record in records.values()} == {JobStatus.DONE, JobStatus.STOPPED}

@@ -114,7 +114,7 @@ def gain_of(progress: SweepProgress) -> ExpectedGain | None:
     spec, ranking = progress.spec, progress.spec.ranking
     if len(ranking.objectives) > 1 or (spec.sampler == GRID and not spec.is_shuffled):
         return None
-    scores = _compared_scores(progress)
+    scores = spec.stopping.comparable_scores(progress.trials)
     drawn_first = frozenset(spec.trials[: spec.num_known] if spec.sampler == TPE else ())
     ended = [
         EndedTrial(
@@ -132,16 +132,6 @@ def gain_of(progress: SweepProgress) -> ExpectedGain | None:
         if not trial.has_ended
     ]
     return expected_gain(ended, open_trials)
-
-
-def _compared_scores(progress: SweepProgress) -> dict[str, dict[int, float]]:
-    """Returns the scores of trials by step. Those of different parts of the rows are made comparable."""
-    stopping, scores = progress.spec.stopping, {trial.name: dict(trial.scores) for trial in progress.trials}
-    if stopping.is_partial and progress.trials:
-        for rung in stopping.rungs(progress.trials[0].total)[:-1]:
-            for name, score in stopping.comparison(progress.trials, rung).estimates.items():
-                scores[name][rung] = score
-    return scores
 
 
 def _final(trial: TrialState, progress: SweepProgress) -> float | None:

@@ -129,7 +129,7 @@ class CurveReader:
                 name = f"{batch}/{name}" if self._is_pool else name
                 if isinstance(event, Steps) and event.seconds:
                     self._take_steps(name, segment, event, changed)
-                elif isinstance(event, EvaluationReported) and (event.part is None or event.part.is_first):
+                elif isinstance(event, EvaluationReported) and (event.part is None or event.part.begin == 0):
                     at_s = event.wall_s or started_s
                     trained_s = self._times[name].at(at_s) if name in self._times else 0.0
                     for metric, value in event.metrics.items():

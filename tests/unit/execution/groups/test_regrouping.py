@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from ringmaster.features.rung_evaluation.execute import next_part_of
+from ringmaster.features.rung_evaluation.row_parts import PARTS
 from ringmaster.tasks.execution.execution_events import JobEnded, SegmentEnded
 from ringmaster.tasks.execution.job_rows import JobTableEntry
 from ringmaster.tasks.execution.steering import SteeringRequest
@@ -123,7 +125,7 @@ class MoreRows(TwoStages):
         self._at_rung |= {event.segment.job}
         if self._at_rung == {*SIZES}:
             part = EvaluationSlice(step=RUNG, begin=0.125, end=0.5)
-            self._later(lambda: self._act(SteeringRequest(parts=dict.fromkeys(self._kept, part))))
+            self._later(lambda: self._act(SteeringRequest(of_features={PARTS: dict.fromkeys(self._kept, part)})))
 
 
 @pytest.mark.timeout(60)
@@ -182,10 +184,10 @@ def test_a_part_that_is_requested_of_a_running_job_is_evaluated_though_the_proce
     part, jobs = EvaluationSlice(step=RUNG, begin=0.125, end=0.5), [job("a", num_steps=LAST)]
     before = Bench(tmp_path, jobs)
     before.executor.job_table.write("a", status=JobStatus.RUNNING, goal=RUNG)
-    before.executor.job_table.evaluate_part("a", part)
+    before.executor.steer(SteeringRequest(of_features={PARTS: {"a": part}}))
     before.journal.close()
     table = Bench(tmp_path, jobs).executor.job_table
     assert table.entries["a"].job.evaluation.parts == (part,) and not table.rests("a")
-    assert table.records["a"].next_part is None
+    assert next_part_of(table.records["a"]) is None
     table.rest("a", RUNG)
     assert table.rests("a") and table.entries["a"].job.evaluation.parts == (part,)

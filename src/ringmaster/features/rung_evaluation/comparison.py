@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ringmaster.features.rung_evaluation.row_parts import place_of
 from ringmaster.techniques.job_specs import EvaluationSlice
 from ringmaster.techniques.processes.gang_events import PartialEvaluation, RowValues
 
@@ -103,8 +104,8 @@ def relative_radius(num_rows: int, whole: int, *, error: float) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RungComparison:
-    """The trials that have come to a rung.
+class RowComparison:
+    """The comparison of the trials that have come to a rung by the values of their rows.
 
     scores: of each, higher is better; of a trial with a part of the rows, of that part.
     rows: of those that report them; a trial without was evaluated on all rows.
@@ -170,7 +171,7 @@ class RungComparison:
 
     def _can_reach(self, name: str, share: float) -> bool:
         own = self.rows.get(name)
-        return own is not None and name in self.may_go_on and len(own.values) < EvaluationSlice.place(share, own.whole)
+        return own is not None and name in self.may_go_on and len(own.values) < place_of(share, own.whole)
 
     def _open_share(self, better: str, worse: str, *, error: float) -> float | None:
         """Returns the share of the rows after which the order of two trials may be certain; None where it is."""
@@ -190,8 +191,7 @@ class RungComparison:
             (
                 share
                 for share in SHARES
-                if (following := EvaluationSlice.place(share, whole)) > num
-                and forecast.is_certain(following, whole, error=error)
+                if (following := place_of(share, whole)) > num and forecast.is_certain(following, whole, error=error)
             ),
             1.0,
         )

@@ -10,14 +10,22 @@ import numpy as np
 import pytest
 
 from ringmaster.codec import from_json, to_json
+from ringmaster.features.rung_evaluation.comparison import EvaluatedRows, RowComparison, relative_radius
+from ringmaster.features.rung_evaluation.row_parts import (
+    MIN_PART_ROWS,
+    ROWS,
+    num_at_once,
+    part_at,
+    place_of,
+    rows_of,
+)
+from ringmaster.features.rung_evaluation.sweep import PartialEvaluationPolicy, RowTrial
 from ringmaster.tasks.execution.steering import SteeringRequest
 from ringmaster.tasks.storage.journal import JobStatus
-from ringmaster.tasks.sweeping.early_stopping import StoppingPolicy, TrialState
-from ringmaster.tasks.sweeping.rung_comparison import EvaluatedRows, RungComparison, relative_radius
+from ringmaster.tasks.sweeping.early_stopping import StoppingPolicy
 from ringmaster.techniques import EvaluationSpec
-from ringmaster.techniques.job_specs import MIN_PART_ROWS, EvaluationSlice
+from ringmaster.techniques.job_specs import EvaluationSlice
 from ringmaster.techniques.processes.gang_events import EvaluationReported, Outcome
-from ringmaster.techniques.processes.reporter import ROWS
 from tests.matrix import matrix
 from tests.unit.sweeping.sweeps import NUM_ROWS, Gangs, Killed, Swept, evaluated_part, loss, spec
 
@@ -50,17 +58,17 @@ def test_the_radius_shrinks_to_nothing_with_all_rows():
 
 
 def test_parts_are_the_rows_of_one_order_each_once():
-    whole = EvaluationSlice(step=1, seed=3).rows(100)
+    whole = rows_of(EvaluationSlice(step=1, seed=3), 100)
     parts = [
-        EvaluationSlice(step=1, begin=a, end=b, seed=3).rows(100) for a, b in ((0.0, 0.125), (0.125, 0.5), (0.5, 1))
+        rows_of(EvaluationSlice(step=1, begin=a, end=b, seed=3), 100) for a, b in ((0.0, 0.125), (0.125, 0.5), (0.5, 1))
     ]
     assert [row for part in parts for row in part] == whole
     assert sorted(whole) == list(range(100)) and whole != sorted(whole)
     assert len(parts[0]) == MIN_PART_ROWS
-    assert EvaluationSlice(step=1, seed=4).rows(100) != whole
+    assert rows_of(EvaluationSlice(step=1, seed=4), 100) != whole
 
 
-def rows_of(mean, *, num, noise=0.1, whole=1000):
+def shifted_rows(mean, *, num, noise=0.1, whole=1000):
     values = (
         np.random.default_rng(7).normal(size=whole)
         + mean
@@ -72,15 +80,15 @@ def rows_of(mean, *, num, noise=0.1, whole=1000):
 def compared(rows, *, may_go_on=None):
     scores = {name: each.mean for name, each in rows.items()}
     names = frozenset(rows if may_go_on is None else may_go_on)
-    return RungComparison(scores=scores, rows=rows, may_go_on=names, error=1e-2, num_trials=len(rows))
+    return RowComparison(scores=scores, rows=rows, may_go_on=names, error=1e-2, num_trials=len(rows))
 
 
 def test_only_trials_beside_the_cut_need_more_rows():
     rows = {
-        "a": rows_of(9.0, num=125),
-        "b": rows_of(5.0, num=125),
-        "c": rows_of(4.99, num=125),
-        "d": rows_of(1.0, num=125),
+        "a": shifted_rows(9.0, num=125),
+        "b": shifted_rows(5.0, num=125),
+        "c": shifted_rows(4.99, num=125),
+        "d": shifted_rows(1.0, num=125),
     }
     comparison = compared(rows)
     assert comparison.open_parts(list("abcd"), num_kept=2, is_early=False).keys() == {"b", "c"}
@@ -90,7 +98,7 @@ def test_only_trials_beside_the_cut_need_more_rows():
 
 
 def test_trials_that_cannot_be_evaluated_further_are_taken_in_the_order_of_their_estimates():
-    rows = {"b": rows_of(5.0, num=125), "c": rows_of(4.99, num=125)}
+    rows = {"b": shifted_rows(5.0, num=125), "c": shifted_rows(4.99, num=125)}
     assert compared(rows, may_go_on=()).open_parts(["b", "c"], num_kept=1, is_early=False) == {}
 
 
@@ -108,10 +116,10 @@ def test_estimates_use_the_rows_that_others_have():
 def test_a_diverged_trial_leaves_the_estimates_of_the_others_alone():
     rows = {
         "nan": EvaluatedRows(values=np.full(125, math.nan), counts=np.ones(125), whole=1000),
-        "a": rows_of(5.0, num=125),
-        "b": rows_of(1.0, num=125),
+        "a": shifted_rows(5.0, num=125),
+        "b": shifted_rows(1.0, num=125),
     }
-    comparison = RungComparison(
+    comparison = RowComparison(
         scores={name: each.mean if name != "nan" else -math.inf for name, each in rows.items()},
         rows=rows,
         may_go_on=frozenset(rows),
@@ -125,12 +133,12 @@ def test_a_diverged_trial_leaves_the_estimates_of_the_others_alone():
 
 
 def test_evaluations_that_a_trial_has_anyway_are_of_all_rows():
-    stopping = StoppingPolicy(policy="asha", min_steps=4, reduction_factor=4, evaluation_error=0.01)
+    stopping = PartialEvaluationPolicy(policy="asha", min_steps=4, reduction_factor=4, evaluation_error=0.01)
     plain = spec(stopping=stopping).batch().jobs[0]
     job = replace(plain, num_steps=64, evaluation=replace(plain.evaluation, at_steps=(4,), parts=()))
     with_rungs = stopping.with_rungs(job)
     assert stopping.rungs(64) == [4, 16, 64]
-    assert with_rungs.evaluation.part_at(4) is None and with_rungs.evaluation.part_at(16) is not None
+    assert part_at(with_rungs.evaluation, 4) is None and part_at(with_rungs.evaluation, 16) is not None
     assert stopping.with_rungs(with_rungs) == with_rungs
     every = replace(plain, num_steps=64, evaluation=replace(plain.evaluation, at_steps=(), every_steps=2, parts=()))
     assert stopping.with_rungs(every).evaluation.parts == ()
@@ -163,7 +171,7 @@ class PartGangs(Gangs):
         future.set_result(Outcome(status="done", result={"first_step": first, "step": last, **whole}))
 
     def evaluation(self, job, step):
-        part = job.evaluation.part_at(step)
+        part = part_at(job.evaluation, step)
         if part is None:
             self.num_rows += NUM_ROWS
             return EvaluationReported(step=step, metrics=self.measure(job, step))
@@ -185,14 +193,14 @@ class GoingOn(PartGangs):
 
     def end_one(self):
         call, _ = self.running[0]
-        part = call.order.job.evaluation.part_at(call.order.last_step)
+        part = part_at(call.order.job.evaluation, call.order.last_step)
         if self.steps.get(call.order.job.name) != call.order.last_step or part is None:
             super().end_one()
             return
         (call, future), shares = self.running.pop(0), self.commands.get(call.number, [])
         begins = self.__dict__.setdefault("begins", {})
-        begin = begins.get(call.number, part.place(part.begin, NUM_ROWS))
-        end = min(begin + part.num_at_once(begin), part.place(max([part.end, *shares]), NUM_ROWS))
+        begin = begins.get(call.number, place_of(part.begin, NUM_ROWS))
+        end = min(begin + num_at_once(begin), place_of(max([part.end, *shares]), NUM_ROWS))
         if 0.0 in shares or begin >= end:
             step = call.order.last_step
             future.set_result(Outcome(status="done", result={"first_step": step, "step": step}))
@@ -204,7 +212,7 @@ class GoingOn(PartGangs):
 
 
 def partial(policy="halving"):
-    return spec(stopping=StoppingPolicy(policy=policy, min_steps=4, reduction_factor=4, evaluation_error=0.01))
+    return spec(stopping=PartialEvaluationPolicy(policy=policy, min_steps=4, reduction_factor=4, evaluation_error=0.01))
 
 
 @pytest.fixture(scope="module")
@@ -234,7 +242,8 @@ def test_the_same_trials_continue_as_by_all_rows_and_fewer_rows_are_computed(tmp
         assert parts.bench.journal.jobs()[name].metrics == {"loss": loss(job, 64)}, "final metrics are of all rows"
     stopped = parts.names(JobStatus.STOPPED)
     assert all(parts.bench.journal.jobs()[name].metrics == {} for name in stopped), "a part is no model's metric"
-    assert parts.sweep_scheduler.parts().keys() <= set(stopped) and parts.sweep_scheduler.parts()
+    columns = parts.sweep_scheduler.records.columns(parts.sweep_scheduler.reports)
+    assert columns and columns.keys() <= set(stopped)
 
 
 @pytest.mark.timeout(60)
@@ -286,7 +295,7 @@ def test_parts_that_an_earlier_state_has_stored_are_read():
     assert to_json(part) == stored
     assert from_json(EvaluationSpec, {**to_json(EvaluationSpec()), "parts": [stored]}).parts == (part,)
     request = SteeringRequest.from_json({"parts": {"a": stored}})
-    assert request.parts == {"a": part} and not request.enough
+    assert request.of_features == {"parts": {"a": part}}
 
 
 def test_few_rows_that_decide_the_mean_do_not_make_places_certain_too_early():
@@ -312,7 +321,7 @@ def test_few_rows_that_decide_the_mean_do_not_make_places_certain_too_early():
 
 
 def test_trials_that_evaluate_further_rows_count_as_under_way():
-    trial = TrialState(name="a", total=64, goal=4, scores={4: -1.0})
+    trial = RowTrial(name="a", total=64, goal=4, scores={4: -1.0})
     assert not trial.is_under_way
     assert replace(trial, part=EvaluationSlice(step=4, begin=0.25, end=0.5)).is_under_way
 
@@ -361,5 +370,10 @@ def test_further_rows_that_were_requested_of_a_running_gang_are_computed_after_a
     ],
 )
 def test_what_cannot_be_compared_on_parts_is_refused(changes, why):
-    asked = spec(stopping=StoppingPolicy(policy="halving", min_steps=4, evaluation_error=0.01), **changes)
+    asked = spec(stopping=PartialEvaluationPolicy(policy="halving", min_steps=4, evaluation_error=0.01), **changes)
     assert [f.message for f in asked.faults() if "evaluation_error" in f.place] == [f"cannot be kept: {why}"]
+
+
+def test_a_metric_that_does_not_exist_is_a_fault_of_its_own():
+    stopping = PartialEvaluationPolicy(policy="halving", min_steps=4, evaluation_error=0.01)
+    assert spec(stopping=stopping, objective="los").faults() == [], "the form of the sweep refuses it"
