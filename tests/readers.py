@@ -3,7 +3,6 @@
 import os
 import shutil
 import subprocess
-import sys
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,21 +11,30 @@ import pytest
 WRITE = 0o222
 
 
+def dropping_rights():
+    """The words before a command that give it the rights of an ordinary user, also where root starts it."""
+    if os.geteuid() != 0:
+        return []
+    if shutil.which("setpriv") is None:
+        pytest.skip("root's rights can be dropped only by setpriv")
+    return ["setpriv", "--inh-caps=-all", "--bounding-set=-all"]
+
+
 def without_rights(*command, **options):
-    """Runs a command that has the rights of an ordinary user, also where root starts it; returns its result."""
-    drop = []
-    if os.geteuid() == 0:
-        if shutil.which("setpriv") is None:
-            pytest.skip("root's rights can be dropped only by setpriv")
-        drop = ["setpriv", "--inh-caps=-all", "--bounding-set=-all"]
-    return subprocess.run([*drop, *map(str, command)], capture_output=True, text=True, check=False, **options)
+    """Runs a command that has the rights of an ordinary user; returns its result."""
+    words = [*dropping_rights(), *map(str, command)]
+    return subprocess.run(words, capture_output=True, text=True, check=False, **options)
 
 
-def read_command(home, *arguments):
-    """Runs a command of Ringmaster as a user who may write nothing in a home; returns its result."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))}
-    environment |= {"RINGMASTER_HOME": str(home)}
-    return without_rights(sys.executable, "-m", "ringmaster.flows.entry", *arguments, env=environment)
+def reading_by(server):
+    """Returns a function that runs a command of Ringmaster on a home, in a process of a server without rights."""
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))}
+
+    def read(home, *arguments):
+        result, _ = server.run(*arguments, environment=variables | {"RINGMASTER_HOME": str(home)}, folder=Path.cwd())
+        return result
+
+    return read
 
 
 def close_to_writers(home):

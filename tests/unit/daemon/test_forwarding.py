@@ -24,8 +24,10 @@ sys.exit(_forwarded(sys.argv[2:], KeptProcesses(fork_server="", commands=sys.arg
 
 @pytest.fixture(scope="module")
 def server():
-    """A server that forks commands, with few imports."""
-    with closing(ForkServer(base=(), preload=("ringmaster.flows.daemon.forwarded:main",)).start()) as server:
+    """A server that forks commands, with the imports of the one that tests run."""
+    flows = "ringmaster.flows"
+    preload = (f"{flows}.daemon.forwarded:main", f"{flows}.cli:app", f"{flows}.commands.running:run")
+    with closing(ForkServer(base=(), preload=preload).start()) as server:
         yield server
 
 

@@ -14,6 +14,7 @@ from ringmaster.flows.cli import app
 from ringmaster.flows.command_reference import commands, reference
 from ringmaster.flows.exit_codes import EXIT_CODES, INPUT_FAULT, UNWRITTEN
 from ringmaster.tasks.planning.plans.list_scheduling import current_practice
+from tests.command_server import CommandServer
 
 ROOT = Path(__file__).parents[3]
 WITHOUT_JSON = {
@@ -26,35 +27,34 @@ WITHOUT_JSON = {
 }
 COMMANDS = {name: command for _, name, command in commands(typer.main.get_group(app))}
 SLOW = ("torch", "prefect", "mlflow", "transformers", "numba", "pyarrow")
-MAIN = f"""
-import sys
-sys.argv[0] = "ringmaster"
-from ringmaster.flows import entry
-
-def leave(status):
-    sys.stdout.flush()
-    sys.stderr.write("imported: " + " ".join(sorted(set({SLOW}) & sys.modules.keys())))
-    sys.exit(status)
-
-entry.leave = leave
-entry.process()
-"""
 
 
-def ringmaster(*arguments: object, home: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs a command as the shell does; the last line of its stderr has the slow libraries that it has imported."""
-    variables = {**os.environ, "RINGMASTER_HOME": str(home), "PYTHONPATH": str(ROOT / "src"), **environment}
-    command = [sys.executable, "-c", MAIN, *map(str, arguments)]
-    return subprocess.run(command, env=variables, capture_output=True, text=True, cwd=ROOT)
+@pytest.fixture(scope="module")
+def ringmaster(tmp_path_factory):
+    """Runs a command as the shell does; the result's `slow` are the slow libraries that it has imported."""
+    with CommandServer(tmp_path_factory.mktemp("printed")) as server:
+
+        def run(*arguments, home, **variables):
+            environment = {**os.environ, "RINGMASTER_HOME": str(home), **variables}
+            done, modules = server.run(*arguments, environment=environment, folder=ROOT)
+            done.slow = modules & {*SLOW}
+            return done
+
+        yield run
 
 
-def completed(*words: str, home: Path) -> list[str]:
+@pytest.fixture
+def completed(ringmaster):
     """What bash is offered for the last word of a command line."""
-    line = " ".join(["ringmaster", *words])
-    variables = {"_RINGMASTER_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words))}
-    done = ringmaster(home=home, **variables)
-    assert done.stderr == "imported: ", done.stderr
-    return done.stdout.split()
+
+    def complete(*words, home):
+        line = " ".join(["ringmaster", *words])
+        variables = {"_RINGMASTER_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words))}
+        done = ringmaster(home=home, **variables)
+        assert (done.stderr, done.slow) == ("", set())
+        return done.stdout.split()
+
+    return complete
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -81,7 +81,7 @@ def test_the_page_has_every_command_once():
         assert sum(line.startswith(starts) for line in lines) == 1, name
 
 
-def test_exit_codes_are_those_of_the_page(tmp_path):
+def test_exit_codes_are_those_of_the_page(tmp_path, ringmaster):
     problem, plan = draw("tiny-3x2", seed=0), current_practice(draw("tiny-3x2", seed=0)).to_json()
     plan["segments"][0]["work"] /= 2
     files = {"problem.json": problem.to_json(), "plan.json": plan}
@@ -120,7 +120,7 @@ def home(tmp_path):
     return tmp_path / "home"
 
 
-def test_a_shell_completes_commands_and_options(home):
+def test_a_shell_completes_commands_and_options(home, completed):
     assert set(completed("st", home=home)) == {"status", "store"}
     assert completed("run", "--dry", home=home) == ["--dry-run"]
     assert completed("schema", "re", home=home) == ["retraining"]
@@ -140,16 +140,16 @@ def test_a_shell_completes_commands_and_options(home):
         (("jobs", "clone", "night", ""), {"llama", "vit"}),
     ],
 )
-def test_a_shell_completes_names_of_batches_and_jobs(home, words, names):
+def test_a_shell_completes_names_of_batches_and_jobs(home, words, names, completed):
     assert set(completed(*words, home=home)) == names
 
 
-def test_completion_makes_no_home(tmp_path):
+def test_completion_makes_no_home(tmp_path, completed):
     assert completed("status", "", home=tmp_path / "none") == []
     assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_script_of_a_shell_calls_the_command(tmp_path, shell):
+def test_the_script_of_a_shell_calls_the_command(tmp_path, shell, ringmaster):
     script = ringmaster("--show-completion", shell, home=tmp_path, _TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION="1")
     assert "_RINGMASTER_COMPLETE" in script.stdout

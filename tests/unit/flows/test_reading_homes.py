@@ -9,10 +9,19 @@ import pytest
 from ringmaster.files import storage_fault
 from ringmaster.flows.dated_runs import runs_below
 from ringmaster.tasks.storage.journal import JobStatus, Journal
+from tests.command_server import READING, CommandServer
 from tests.ports import free_port
-from tests.readers import close_to_writers, files_in, open_to_writers, read_command, without_rights
+from tests.readers import close_to_writers, dropping_rights, files_in, open_to_writers, reading_by, without_rights
 
 RUN = "20261101-120000"
+
+
+@pytest.fixture(scope="module")
+def read_command(tmp_path_factory):
+    """Runs a command as a user who may write nothing in a home."""
+    folder = tmp_path_factory.mktemp("printed")
+    with CommandServer(folder, preload=READING, words=dropping_rights()) as server:
+        yield reading_by(server)
 
 
 @pytest.fixture
@@ -34,7 +43,7 @@ def home(tmp_path):
     open_to_writers(home)
 
 
-def test_a_home_that_may_only_be_read_is_shown_and_stays_as_it_is(home):
+def test_a_home_that_may_only_be_read_is_shown_and_stays_as_it_is(home, read_command):
     before = close_to_writers(home)
     status = read_command(home, "status", "--json")
     assert (status.returncode, status.stderr) == (0, "")
@@ -50,7 +59,7 @@ def test_a_home_that_may_only_be_read_is_shown_and_stays_as_it_is(home):
     assert files_in(home) == before
 
 
-def test_a_journal_that_may_not_be_read_is_named_and_hides_no_other_batch(home):
+def test_a_journal_that_may_not_be_read_is_named_and_hides_no_other_batch(home, read_command):
     journal = home / "batches" / "first" / RUN / "journal.db"
     journal.chmod(0o200)
     status = read_command(home, "status", "--json")
@@ -69,7 +78,7 @@ def test_a_journal_that_may_not_be_read_is_named_and_hides_no_other_batch(home):
         (0o300, "read: this user lacks the right r", (["status"],)),
     ],
 )
-def test_a_folder_that_may_not_be_read_is_no_empty_one(home, mode, fault, commands):
+def test_a_folder_that_may_not_be_read_is_no_empty_one(home, mode, fault, commands, read_command):
     batches = home / "batches"
     batches.chmod(mode)
     for command in commands:
@@ -79,7 +88,7 @@ def test_a_folder_that_may_not_be_read_is_no_empty_one(home, mode, fault, comman
         assert result.stderr.count("\n") == 1
 
 
-def test_a_command_that_writes_ends_with_one_line(home):
+def test_a_command_that_writes_ends_with_one_line(home, read_command):
     before, up = close_to_writers(home), ["up", "--port-metrics", str(free_port())]
     for command in (["promote", "a/1", "--why", "it is good"], ["lineage", "gc", "--yes"], up):
         result = read_command(home, *command)
@@ -89,7 +98,7 @@ def test_a_command_that_writes_ends_with_one_line(home):
     assert files_in(home) == before
 
 
-def test_reading_makes_no_home(tmp_path):
+def test_reading_makes_no_home(tmp_path, read_command):
     for command in (["status"], ["lineage", "as-of", "2026-11-01"], ["lineage", "export"]):
         assert read_command(tmp_path / "home", *command).returncode == 0
     assert files_in(tmp_path) == []
