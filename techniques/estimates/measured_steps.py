@@ -19,7 +19,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import cycle, islice
@@ -52,7 +52,7 @@ from ringmaster.techniques.probing.probe import source_states
 from ringmaster.techniques.probing.tiny import tiny_config
 from ringmaster.techniques.processes.order import TRIAL, GangOrder, Slot
 from ringmaster.techniques.processes.ranks import alone, take_device
-from ringmaster.techniques.training.batch_loader import RowsRequest
+from ringmaster.techniques.training.batch_loader import BatchLoader, RowsRequest
 from ringmaster.techniques.training.callbacks import Share, TrainedModel, TrainerCallback
 from ringmaster.techniques.training.generation import num_expected
 from ringmaster.techniques.training.job_state import LONGEST, WIDTH_MULTIPLE
@@ -344,11 +344,28 @@ class _StepTimer(TrainerCallback):
         on_gradient(out, lambda: self.begin(f"back {i}"))
 
 
+class _TimedLoader(BatchLoader):
+    """A loader whose loads are timed. It loads nothing ahead by itself, so that what loading takes is measured."""
+
+    def __init__(self, dataset: Dataset, *, timer: _StepTimer, pins: bool) -> None:
+        super().__init__(dataset, pins=pins)
+        self._timer = timer
+
+    def begin_step(self, following: Iterator[RowsRequest]) -> None:
+        super().begin_step(iter(()))
+
+    def batch(self, request: RowsRequest, **seeds: Callable[..., object] | None) -> dict[str, torch.Tensor]:
+        """Loads the rows, as a loader's thread does without seeds."""
+        self._timer.begin("load")
+        batch = super().batch(request)
+        self._timer.end("load")
+        return batch
+
+
 @dataclass(kw_only=True)
 class _ChosenRows(RankBatches):
-    """Steps of one micro-batch of chosen rows, whose loading is timed."""
+    """Steps of one micro-batch of chosen rows."""
 
-    timer: _StepTimer
     rows: Sequence[int] = ()
     row_width: int | None = None
 
@@ -359,17 +376,6 @@ class _ChosenRows(RankBatches):
     def places(self, step: int, share: Share) -> list[range]:
         """Returns all places."""
         return [range(len(self.rows))]
-
-    def begin_step(self, steps: range, shares: Sequence[Share]) -> None:
-        """Loads nothing ahead by itself, so that what loading takes is measured."""
-        self.loader.begin_step(iter(()))
-
-    def load(self, request: RowsRequest, **seeds: Callable[..., object]) -> dict[str, torch.Tensor]:
-        """Loads the rows, as the loader's thread does without seeds."""
-        self.timer.begin("load")
-        batch = self.loader.batch(request)
-        self.timer.end("load")
-        return batch
 
 
 class _TimedSteps:
@@ -387,7 +393,8 @@ class _TimedSteps:
         multiple = WIDTH_MULTIPLE
         self.width = None if width is None or own is None else min(-(-int(width + 0.999) // multiple) * multiple, own)
         given = {field.name: getattr(self.trainer.batches, field.name) for field in fields(self.trainer.batches)}
-        self._batches = self.trainer.batches = _ChosenRows(**given, timer=self._timer, row_width=self.width)
+        given["loader"] = _TimedLoader(training, timer=self._timer, pins=device.type == "cuda")
+        self._batches = self.trainer.batches = _ChosenRows(**given, row_width=self.width)
         self._timer.watch(self.trainer.unwrapped)
         reference, function = self.trainer.reference, loss_function(order.job.loss, order.job.loss_options)
         is_copy = function is not None and not function.needs_teacher  # with few layers, as the model itself

@@ -57,11 +57,8 @@ class RankBatches:
         """Returns whether a step has two micro-batches at least, and the first ones are exchanged by themselves."""
         return any(callback.splits_first(step) for callback in self.callbacks)
 
-    def begin_step(self, steps: range, shares: Sequence[Share]) -> None:
-        """Begins the first one of `steps`; the following micro-batches of `shares` may be loaded ahead."""
-        self.loader.begin_step(self._following(steps, shares))
-
-    def _following(self, steps: range, shares: Sequence[Share]) -> Iterator[RowsRequest]:
+    def requests(self, steps: range, shares: Sequence[Share]) -> Iterator[RowsRequest]:
+        """Yields what is loaded for the micro-batches of these shares, step by step."""
         for step in steps:
             indices, width = self.samples(step)
             for share in shares:

@@ -219,7 +219,7 @@ class Trainer(JobTrainingState):
         started_s = time.perf_counter()
         if self._rollout is None:
             last_step = self.job.total_steps if self.order.purpose == TRAIN else sys.maxsize
-            self.batches.begin_step(range(self.next_step, last_step), self.rule.shares)
+            self.batches.loader.begin_step(self.batches.requests(range(self.next_step, last_step), self.rule.shares))
         num_samples = self.job.phase(self.next_step).global_batch_size
         share, reward = self.rule.compute(self)  # by default, `compute_share` of `own_share`
         of_callbacks = [callback.summed_values() for callback in self.callbacks]
