@@ -41,7 +41,7 @@ def process() -> NoReturn:
     """
     status = status_of(partial(main, may_forward=True))
     run_exit_functions()
-    leave(status)
+    exit_process(status)
 
 
 def status_of(call: Callable[[], object]) -> int:
@@ -61,7 +61,7 @@ def status_of(call: Callable[[], object]) -> int:
     return 0
 
 
-def leave(status: int) -> NoReturn:
+def exit_process(status: int) -> NoReturn:
     """Ends this process at once, with the status of an interpreter that cannot write its last output."""
     try:
         sys.stdout.flush()

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from ringmaster.techniques.job import DISTILLED, PRUNED
-from ringmaster.techniques.technique import CONSECUTIVE, Config, DataParallel
+from ringmaster.techniques.technique import CONSECUTIVE, WHOLE, Config, DataParallel
 
 if TYPE_CHECKING:
     from torch import nn
@@ -24,6 +24,7 @@ class Ddp(DataParallel):
     needs = "two devices or more; the whole training state in each device's memory; a divisible batch"
     adaptations = frozenset({DISTILLED, PRUNED})
     reuses_layers = True
+    base_of_group = WHOLE
     takes_packed_weights = True
     whole_tensors = True
     generates = True

@@ -28,6 +28,7 @@ class ExpertParallel(Fsdp):
     needs = "two devices or more; a mixture of experts whose number they divide; 1/n of the training state"
     adaptations = frozenset()
     reuses_layers = False
+    base_of_group = None
     takes_packed_weights = False
     takes_chunks = None
     measures_noise = False

@@ -17,6 +17,7 @@ from ringmaster.techniques.job_specs import OF_WHOLE_TENSORS
 from ringmaster.techniques.technique import (
     INTERLEAVED,
     RECOMPUTE,
+    SHARDED,
     Config,
     DataParallel,
     GangShape,
@@ -51,6 +52,7 @@ class Fsdp(DataParallel):
     needs = "two devices or more; 1/n of the training state and two whole layers in each device's memory"
     adaptations = frozenset({DISTILLED, PRUNED})
     reuses_layers = True
+    base_of_group: ClassVar[str | None] = SHARDED
     takes_packed_weights = tuple(map(int, version("torch").split(".")[:2])) >= SHARDS_INTEGERS
     whole_tensors = True
     takes_chunks: ClassVar[str | None] = INTERLEAVED

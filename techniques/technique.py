@@ -36,6 +36,9 @@ RECOMPUTE = ("none", "selective", "full")
 # see `ringmaster.features.kernels`.
 KERNELS, ATTENTION = "kernels", "attention"
 
+# How a group stores its base on several devices: see `Technique.base_of_group`.
+WHOLE, SHARDED = "whole", "sharded"
+
 # How ranks take the chunks of an exact job: see `Technique.takes_chunks`.
 CONSECUTIVE, INTERLEAVED = "run", "turn"
 
@@ -117,6 +120,9 @@ class Technique(ABC):
     adaptations: ClassVar[frozenset[str]] = frozenset()
     # Whether layers may be called several times in a step, such as for each of several jobs that share them.
     reuses_layers: ClassVar[bool] = False
+    # WHOLE or SHARDED where the technique trains a job as a group on several devices does, whose base is stored so: the
+    # batch is divided, and each device has all weights, or a shard of each layer. Its times then predict the group's.
+    base_of_group: ClassVar[str | None] = None
     # Whether the optimizer gets whole parameters, or DTensors, from which it can gather whole ones. If not, optimizers
     # that need whole tensors are refused.
     whole_tensors: ClassVar[bool] = False

@@ -17,6 +17,7 @@ from ringmaster.techniques.technique import (
     OPTIMIZER_STATE_BYTES,
     RECOMPUTE,
     WEIGHT_BYTES,
+    WHOLE,
     Config,
     DataParallel,
     GangShape,
@@ -53,6 +54,7 @@ class Zero2(DataParallel):
     needs = "two devices or more; the weights and 1/n of gradients and optimizer state in each device's memory"
     adaptations = frozenset({DISTILLED})
     reuses_layers = True
+    base_of_group = WHOLE
     takes_chunks = INTERLEAVED
     saves_memory_of = "ddp"
 

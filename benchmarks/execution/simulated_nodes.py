@@ -171,7 +171,7 @@ class SimulatedNodes:
             self._report(time.monotonic())
             pause.wait(max(0.0, began_s + LOOK_EVERY_S - time.monotonic()))
         for name in self.names:
-            self.nodes.leave(name, incarnation=self._incarnation(name))
+            self.nodes.mark_left(name, incarnation=self._incarnation(name))
 
     def _incarnation(self, name: str) -> str:
         return f"{name}-{self.allocation or 1}"

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from ringmaster.compat.python import run_exit_functions
 from ringmaster.flows.daemon.environment import environment_digest
 from ringmaster.flows.daemon.forwarding import SIGNALS
-from ringmaster.flows.entry import leave, status_of
+from ringmaster.flows.entry import exit_process, status_of
 from ringmaster.flows.entry import main as run_command
 from ringmaster.techniques.processes.channel import Channel
 
@@ -35,7 +35,7 @@ def main(channel: Channel, argument: dict[str, Any]) -> NoReturn:
     environment_digest()  # before anything changes the environment
     status = status_of(run_command)
     run_exit_functions()
-    leave(status)
+    exit_process(status)
 
 
 def _open_streams() -> None:

@@ -47,7 +47,7 @@ from ringmaster.techniques.processes.gang_events import (
     RefusedEvent,
     Steps,
 )
-from ringmaster.techniques.processes.reporter import leave
+from ringmaster.techniques.processes.reporter import leave_command
 from ringmaster.text import printable_lines
 
 logger = logging.getLogger(__name__)
@@ -434,9 +434,9 @@ class Executor:
         running = self._plan_progress.running.values()
         self._stop_gangs(r for r in running if r.segment.job in jobs)
         for job in jobs:
-            self.job_table.groups.leave(job)
+            self.job_table.groups.remove_member(job)
             name = self.job_table.entries[job].job_in_batch.name
-            self._command([(r.number, leave(name)) for r in running if job in r.members])
+            self._command([(r.number, leave_command(name)) for r in running if job in r.members])
             self._outcome_policy.split_group_if_needed(job)
 
     def _command_gang(self, job: str, command: str) -> None:

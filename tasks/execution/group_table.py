@@ -85,7 +85,7 @@ class GroupTable:
         """Whether a job has a group's profiles, even if all members have left."""
         return job in self._members
 
-    def leave(self, member: str) -> None:
+    def remove_member(self, member: str) -> None:
         """Removes a member from its group for good, if it is in one; the others continue without it."""
         if (lead := self._leads.pop(member, None)) is None:
             return

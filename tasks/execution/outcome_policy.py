@@ -164,7 +164,7 @@ class OutcomePolicy:
     def _close(self, job: str, *, status: JobStatus, message: str) -> None:
         self._plan_progress.drop(job)
         record = self._job_table.write(job, status=status, message=message)
-        self._job_table.groups.leave(job)
+        self._job_table.groups.remove_member(job)
         self._notify(JobEnded(record=record))
 
     def _on_done(self, running: RunningSegment, outcome: Outcome) -> str:
@@ -204,7 +204,7 @@ class OutcomePolicy:
             ended_early=result.ended_early,
             model_dir=str(entry.paths.model_dir(entry.job_in_batch.name)),
         )
-        self._job_table.groups.leave(job)
+        self._job_table.groups.remove_member(job)
         self._notify(JobEnded(record=record))
 
     def _on_preempted(self, running: RunningSegment, outcome: Outcome) -> str:

@@ -27,7 +27,7 @@ from ringmaster.techniques.processes.gang_events import (
     JobReady,
     Steps,
 )
-from ringmaster.techniques.processes.reporter import STOP, until
+from ringmaster.techniques.processes.reporter import STOP, until_command
 from ringmaster.techniques.profiles import MEASURED
 
 FEWEST_STEPS = 3  # before a speed is used; the first step, which warms up, does not count
@@ -112,7 +112,7 @@ class RunningSegment:
         if last_step <= self.ordered_step:
             return []
         self.ordered_step = last_step
-        return [(self.number, until(last_step))]
+        return [(self.number, until_command(last_step))]
 
     @property
     def left_s(self) -> float:

@@ -342,7 +342,7 @@ class NodeAgent:
         self._outbox.flush(within_s=FAREWELL_S)
         self._pulse.stop(within_s=FAREWELL_S)
         with suppress(SQLAlchemyError):  # unreachable: the executor will find the node silent
-            NodeRegistry(self._quick_database).leave(self.name, incarnation=self.incarnation)
+            NodeRegistry(self._quick_database).mark_left(self.name, incarnation=self.incarnation)
         self.close()
 
     def close(self) -> None:

@@ -216,7 +216,7 @@ class NodeRegistry:
         """Removes a node that the executor has declared lost."""
         self._database.execute(delete(NODES).where(NODES.c.name == name, NODES.c.incarnation == incarnation))
 
-    def leave(self, name: str, *, incarnation: str) -> None:
+    def mark_left(self, name: str, *, incarnation: str) -> None:
         """Removes a node whose worker ends in order."""
         now_s, own = time.time(), (NODES.c.name == name, NODES.c.incarnation == incarnation)
         self._database.execute(

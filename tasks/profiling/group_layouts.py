@@ -13,18 +13,15 @@ from typing import Any
 
 from ringmaster.codec import digest
 from ringmaster.tasks.profiling.search import num_evaluations
-from ringmaster.techniques import Job, Profile
+from ringmaster.techniques import Job, Profile, registry
 from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.preflight_result import Candidate, Preflight
-from ringmaster.techniques.technique import GRADIENT_BYTES, OPTIMIZER_STATE_BYTES, WEIGHT_BYTES
+from ringmaster.techniques.technique import GRADIENT_BYTES, OPTIMIZER_STATE_BYTES, SHARDED, WEIGHT_BYTES, WHOLE
 from ringmaster.techniques.training.fused.group_requirements import grouping_obstacle
 
-WHOLE, SHARDED = "whole", "sharded"
 KEPT, AGAIN = "none", "full"
 # The usual slowdown of a step by recomputation: of three passes of equal work, one is computed twice.
 LONGER = 4 / 3
-# The techniques that train a job alone as a group would on several devices: batch divided, base whole or sharded.
-TECHNIQUES_LIKE_GROUPS = {WHOLE: ("ddp", "zero1", "zero2"), SHARDED: ("fsdp", "fsdp_static")}
 
 MAX_TOGETHER = 32
 
@@ -71,7 +68,10 @@ class GroupLayout:
         return replace(fastest, step_s=fastest.step_s * (max(again_s / kept_s, 1.0) if again_s and kept_s else LONGER))
 
     def _is_like(self, technique: str) -> bool:
-        return technique in TECHNIQUES_LIKE_GROUPS[self.base] if self.num_devices > 1 else True
+        if self.num_devices == 1:
+            return True
+        path = registry.TECHNIQUES.paths().get(technique)  # None of a technique that is no longer installed
+        return path is not None and registry.load(path).base_of_group == self.base
 
     def _foretold_s(self, job: Job, preflight: Preflight) -> float | None:
         candidate = self.candidate(job, preflight)

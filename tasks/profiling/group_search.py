@@ -41,6 +41,7 @@ from ringmaster.tasks.profiling.trials import Trial
 from ringmaster.techniques import Profile
 from ringmaster.techniques.preflight_result import Candidate
 from ringmaster.techniques.profiles import PREDICTED, GroupMemberProfile, ProfileKey
+from ringmaster.techniques.technique import SHARDED
 from ringmaster.techniques.training.fused.group_requirements import AT_ONCE, NAME
 
 Point = tuple[float, float]
@@ -183,7 +184,7 @@ def _peak_bytes(solo: group_layouts.SoloProfile, layout: group_layouts.GroupLayo
     if layout.is_of(solo.profile.config, solo.job):
         return solo.profile.peak_bytes
     needed = solo.base_bytes + solo.own_bytes
-    needs_less = layout.base == group_layouts.SHARDED or layout.recompute == group_layouts.AGAIN
+    needs_less = layout.base == SHARDED or layout.recompute == group_layouts.AGAIN
     return needed if needs_less else max(solo.profile.peak_bytes, needed)
 
 

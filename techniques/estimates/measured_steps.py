@@ -301,8 +301,10 @@ class _StepTimer(TrainerCallback):
         model.register_forward_pre_hook(lambda *_: self.begin("forward"))
         model.register_forward_hook(lambda *_: self.end("forward"))
         for i, layer in enumerate(_layers(model)):
-            layer.register_forward_pre_hook(lambda _, args, kwargs, i=i: self._enter(i, args, kwargs), with_kwargs=True)
-            layer.register_forward_hook(lambda _, args, out, i=i: self._leave(i, out))
+            layer.register_forward_pre_hook(
+                lambda _, args, kwargs, i=i: self._begin_forward(i, args, kwargs), with_kwargs=True
+            )
+            layer.register_forward_hook(lambda _, args, out, i=i: self._end_forward(i, out))
 
     def observe_gradients(self, sums: Sequence[float], *, step: int, count: float, to_mean: float) -> None:
         """Ends the micro-batch, and begins the update."""
@@ -335,11 +337,11 @@ class _StepTimer(TrainerCallback):
         """Returns all seconds in which the host launched a part."""
         return sum(max(self._clock.host_s(*span), 0.0) for span in self._spans.get(name, ()))
 
-    def _enter(self, i: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def _begin_forward(self, i: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         on_gradient([*args, *kwargs.values()], lambda: self.end(f"back {i}"))
         self.begin(f"ahead {i}")
 
-    def _leave(self, i: int, out: Any) -> None:
+    def _end_forward(self, i: int, out: Any) -> None:
         self.end(f"ahead {i}")
         on_gradient(out, lambda: self.begin(f"back {i}"))
 

@@ -22,12 +22,12 @@ UNTIL, LEAVE = "until ", "leave "
 WAITING_TIMEOUT_S = 3600.0  # for a trial that is done and waits for its neighbours
 
 
-def until(last_step: int) -> str:
+def until_command(last_step: int) -> str:
     """Returns the command to continue up to a later step than ordered."""
     return f"{UNTIL}{last_step}"
 
 
-def leave(job: str) -> str:
+def leave_command(job: str) -> str:
     """Returns the command that a job of a group checkpoints and ends, while the other jobs continue."""
     return f"{LEAVE}{job}"
 

@@ -41,7 +41,7 @@ def main(channel: Channel, argument: dict[str, Any]) -> NoReturn:
         _run(order, rank, reporter)
     except ChannelClosed:
         os.kill(os.getpid(), signal.SIGKILL)  # the other end is closed: the fork server is about to kill this process
-        _leave(1)
+        _exit_process(1)
     except Exception as error:  # noqa: BLE001 - reported to the supervisor, with its kind; the trace goes to the log
         with contextlib.suppress(OSError):  # a full disk must not prevent the report
             traceback.print_exc()
@@ -52,7 +52,7 @@ def main(channel: Channel, argument: dict[str, Any]) -> NoReturn:
             kind = OutcomeStatus.INVALID
         message = f"{type(error).__name__}: {message_of(error)}"
         reporter.send(RankFailed(kind=kind, message=message, is_of_code=of_code))
-        _leave(1)
+        _exit_process(1)
 
 
 def _run(order: GangOrder, rank: int, reporter: Reporter) -> NoReturn:
@@ -73,7 +73,7 @@ def _run(order: GangOrder, rank: int, reporter: Reporter) -> NoReturn:
             if rank == 0 and order.model_url is not None and Path(order.model_dir or "").is_dir():
                 store_model(Path(order.model_dir or ""), order.model_url)
         reporter.send(RankResult(result=_with_features(result, order)))
-        _leave(0)
+        _exit_process(0)
     slot = order.slots[0]
     shape = GangShape(kind=slot.kind, num_devices=order.num_devices, memory_bytes=slot.memory_bytes)
     num_ranks = technique.num_ranks(shape)
@@ -83,7 +83,7 @@ def _run(order: GangOrder, rank: int, reporter: Reporter) -> NoReturn:
     result = trial(trainer, order, reporter) if order.purpose == TRIAL else train_segment(trainer, order, reporter)
     ranks.agree(True)  # no rank ends while a peer may still wait for it
     reporter.send(RankResult(result=_with_features(result, order)))
-    _leave(0)
+    _exit_process(0)
 
 
 def _with_features(result: dict[str, Any], order: GangOrder) -> dict[str, Any]:
@@ -110,7 +110,7 @@ def _tolerate_full_logs() -> None:
         setattr(sys, name, io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", line_buffering=is_stderr))
 
 
-def _leave(status: int) -> NoReturn:
+def _exit_process(status: int) -> NoReturn:
     """Ends the process without cleanup.
 
     Destroying a process group or a DDP model may wait for peers that have ended.

@@ -79,11 +79,11 @@ class Draws:
         finally:
             self._rows = rows
 
-    def enter(self, module: str) -> None:
+    def enter_module(self, module: str) -> None:
         """Begins the forward of the module with this name."""
         self._place.append(module)
 
-    def leave(self) -> None:
+    def leave_module(self) -> None:
         """Ends the forward of the innermost module."""
         self._place.pop()
 
@@ -205,18 +205,18 @@ def name_modules(model: nn.Module) -> None:
     """
     for name, module in model.named_modules():
         if isinstance(module, DROPOUTS) or any(True for _ in module.children()):
-            module.register_forward_pre_hook(partial(_enter, name))
-            module.register_forward_hook(_leave, always_call=True)
+            module.register_forward_pre_hook(partial(_before_forward, name))
+            module.register_forward_hook(_after_forward, always_call=True)
 
 
-def _enter(name: str, module: nn.Module, given: Any) -> None:
+def _before_forward(name: str, module: nn.Module, given: Any) -> None:
     if _current is not None:
-        _current.enter(name)
+        _current.enter_module(name)
 
 
-def _leave(module: nn.Module, given: Any, output: Any) -> None:
+def _after_forward(module: nn.Module, given: Any, output: Any) -> None:
     if _current is not None:
-        _current.leave()
+        _current.leave_module()
 
 
 Keys = NDArray[np.uint64]

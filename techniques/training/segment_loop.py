@@ -57,7 +57,7 @@ class Stepper(Protocol):
     def join(self, state: SessionState) -> None:
         """Trains a job from the next step on."""
 
-    def leave(self, state: SessionState) -> None:
+    def remove_job(self, state: SessionState) -> None:
         """Trains a job no longer."""
 
     def step(self, states: Sequence[SessionState], votes: tuple[float, ...]) -> dict[str, StepReport]:
@@ -94,7 +94,7 @@ class SingleStepper:
     def join(self, state: SessionState) -> None:
         """Does nothing."""
 
-    def leave(self, state: SessionState) -> None:
+    def remove_job(self, state: SessionState) -> None:
         """Does nothing."""
 
     def step(self, states: Sequence[SessionState], votes: tuple[float, ...]) -> dict[str, StepReport]:
@@ -401,7 +401,7 @@ class SegmentLoop:
 
     def _end(self, session: JobSession, status: OutcomeStatus, *, message: str = "") -> None:
         del self._sessions[session.name]
-        self._stepper.leave(session.state)
+        self._stepper.remove_job(session.state)
         is_lead = session.name == self._order.job.name
         status = OutcomeStatus.PREEMPTED if is_lead and status == OutcomeStatus.LEFT else status
         self._close(session.name, session.end(status, message=message))

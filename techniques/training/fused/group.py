@@ -62,7 +62,7 @@ class FusedGroup:
         self.members.append(member)
         self._is_changed = True
 
-    def leave(self, member: GroupMember) -> None:
+    def remove_member(self, member: GroupMember) -> None:
         """Removes a member before the next step."""
         self.members.remove(member)
         self._is_changed = True

@@ -52,9 +52,9 @@ class FusedStepper:
         """Adds a job from the next step on."""
         self._group.join(self._opened[state.job.name])
 
-    def leave(self, state: SessionState) -> None:
+    def remove_job(self, state: SessionState) -> None:
         """Removes a job before the next step."""
-        self._group.leave(self._opened.pop(state.job.name))
+        self._group.remove_member(self._opened.pop(state.job.name))
 
     def step(self, states: Sequence[SessionState], votes: tuple[float, ...]) -> dict[str, StepReport]:
         """Takes the next step of some jobs, or of all."""

@@ -7,7 +7,7 @@ import pytest
 from ringmaster.tasks.execution.engine import EngineContext, SegmentCall
 from ringmaster.tasks.execution.local_engine import LocalEngine
 from ringmaster.techniques.processes.gang_events import Steps
-from ringmaster.techniques.processes.reporter import STOP, until
+from ringmaster.techniques.processes.reporter import STOP, until_command
 from tests.integration.workbench import SINGLE, Layout
 
 ENDLESS = 1_000_000
@@ -46,8 +46,8 @@ def test_a_gang_goes_on_as_far_as_it_is_told_and_stops_when_it_is_told(bench, tm
             if last_steps[-1] > 20:
                 engine.send(1, STOP)
 
-    engine.send(1, until(7))  # before the gang is started
-    engine.send(1, until(ENDLESS))
+    engine.send(1, until_command(7))  # before the gang is started
+    engine.send(1, until_command(ENDLESS))
     outcome = engine.start(segment(1, order, layout, on_event)).result()
     assert outcome.status == "preempted"
     assert 20 < outcome.result["step"] < ENDLESS

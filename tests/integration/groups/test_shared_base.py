@@ -140,7 +140,7 @@ def run(group, members):
         for name, report in group.step().items():
             losses[name].append(report.loss)
         for member in [m for m in group.members if m.next_step >= m.order.last_step]:
-            group.leave(member)
+            group.remove_member(member)
     return losses
 
 
@@ -246,13 +246,13 @@ def test_one_joins_when_another_leaves(bench, base, tmp_path):
     for member in (first, second, third):
         group.join(member)
     group.step()
-    group.leave(second)  # before its last step
+    group.remove_member(second)  # before its last step
     group.step()
     group.join(late)
     while group.members:
         group.step()
         for member in [m for m in group.members if m.next_step >= m.order.last_step]:
-            group.leave(member)
+            group.remove_member(member)
     for member in (first, third, late):
         assert is_bit_equal(
             state_of(member), state_in(bench.train(member.job, SINGLE, tmp_path / member.name, weights_from=base))
@@ -266,7 +266,7 @@ def test_one_that_has_left_leaves_no_memory_behind(bench, base, tmp_path):
     for member in members[:3]:
         group.join(member)
     group.step()
-    group.leave(members[1])
+    group.remove_member(members[1])
     group.join(members[3])
     group.step()
     matrices = [weakref.ref(parameter) for parameter in members[1].tree.parameters()]
@@ -305,11 +305,11 @@ def test_a_nan_in_one_adapter_never_touches_another(bench, base, tmp_path, spoil
     reports = group.step()
     assert math.isnan(reports[spoilt.name].loss)
     assert spoilt.next_step == 0  # it was not updated
-    group.leave(spoilt)
+    group.remove_member(spoilt)
     while group.members:
         group.step()
         for member in [m for m in group.members if m.next_step >= m.order.last_step]:
-            group.leave(member)
+            group.remove_member(member)
     for member in members:
         if member is not spoilt:
             alone = bench.train(member.job, SINGLE, tmp_path / member.name, weights_from=base)

@@ -92,7 +92,7 @@ def test_the_watcher_of_a_pool_tells_who_left_in_order_from_who_is_lost(tmp_path
         NodeRegistry(database).register(ALPHA)
         NodeRegistry(database).register(replace(ALPHA, name="beta", incarnation="2"))
         assert watch.poll() == []
-        NodeRegistry(database).leave("beta", incarnation="2")
+        NodeRegistry(database).mark_left("beta", incarnation="2")
         NodeRegistry(database).remove("alpha", incarnation="1")
         assert watch.poll() == heard
         assert [alarm.name for alarm in heard] == ["alpha"]

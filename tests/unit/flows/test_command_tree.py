@@ -102,7 +102,7 @@ def test_exit_codes_are_those_of_the_page(tmp_path, ringmaster):
 def test_output_that_cannot_be_written_has_its_own_exit_code():
     from ringmaster.flows import entry
 
-    program = "import sys; from ringmaster.flows import entry; sys.stdout.write('x'); entry.leave(0)"
+    program = "import sys; from ringmaster.flows import entry; sys.stdout.write('x'); entry.exit_process(0)"
     variables = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONUNBUFFERED": ""}
     with Path("/dev/full").open("w") as full:
         done = subprocess.run([sys.executable, "-c", program], stdout=full, env=variables)

@@ -77,9 +77,9 @@ def test_a_worker_that_leaves_in_order_is_registered_no_more_and_remembered(data
     nodes = NodeRegistry(database)
     for name in ("n", "m"):
         nodes.register(NodeRecord(name=name, incarnation=f"{name}-one", address="10.0.0.1", devices=cpu_devices(1)))
-    nodes.leave("n", incarnation="n-another")
+    nodes.mark_left("n", incarnation="n-another")
     assert len(nodes.all()) == 2
-    nodes.leave("n", incarnation="n-one")
+    nodes.mark_left("n", incarnation="n-one")
     assert [node.name for node in nodes.all()] == ["m"]
     assert nodes.left() == {"n-one"}
     assert not nodes.beat("n", incarnation="n-one", health={}), "a late heartbeat must not bring it back"

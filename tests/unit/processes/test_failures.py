@@ -90,7 +90,7 @@ def test_an_error_of_code_before_the_first_step_is_final_at_once(monkeypatch, er
         raise error
 
     monkeypatch.setattr(worker, "_run", run)
-    monkeypatch.setattr(worker, "_leave", lambda status: None)
+    monkeypatch.setattr(worker, "_exit_process", lambda status: None)
     monkeypatch.setattr(worker, "_tolerate_full_logs", lambda: None)
     monkeypatch.setattr(worker, "from_json", lambda kind, value: SimpleNamespace(import_paths=(), known_step=0))
     handler, channel = signal.getsignal(signal.SIGTERM), OneWay()

@@ -53,7 +53,7 @@ def test_groups_and_rewritten_models_have_lines_of_the_harness_and_commands_thei
     def leave(status):
         raise SystemExit(status)
 
-    monkeypatch.setattr(worker, "_leave", leave)
+    monkeypatch.setattr(worker, "_exit_process", leave)
     monkeypatch.setattr(worker.registry, "load", lambda _: technique())
     monkeypatch.setattr(technique, "run", lambda *_: {"status": "done", "step": 0, "metrics": {}})
     job = SimpleNamespace(total_steps=0, features=())

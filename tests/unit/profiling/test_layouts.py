@@ -7,12 +7,13 @@ import pytest
 from ringmaster.tasks.planning.fusion import choose_groups
 from ringmaster.tasks.profiling import stage as stages
 from ringmaster.tasks.profiling import trials as trial_runner
-from ringmaster.tasks.profiling.group_layouts import AGAIN, ONE_DEVICE, SHARDED, WHOLE, GroupLayout, classes, layouts
+from ringmaster.tasks.profiling.group_layouts import AGAIN, ONE_DEVICE, GroupLayout, classes, layouts
 from ringmaster.tasks.profiling.group_search import group_profiles, group_searches, groups_among
 from ringmaster.tasks.profiling.preflight_runs import TrialEnvironment
 from ringmaster.tasks.profiling.search import FailedTrial, planning_problem
 from ringmaster.techniques import OptimizerSpec
 from ringmaster.techniques.preflight_result import Candidate, Forecast
+from ringmaster.techniques.technique import SHARDED, WHOLE
 from tests.unit.profiling.solos import FACTS, alone, cluster, job, preflight
 
 TWO_WHOLE, TWO_SHARDED = GroupLayout(num_devices=2, base=WHOLE), GroupLayout(num_devices=2, base=SHARDED)

@@ -125,9 +125,9 @@ def test_layers_draw_otherwise_and_so_does_a_layer_that_is_called_again():
     draws = Draws(seed=0, samples=range(2))
     masks = []
     for place in ("layers.0", "layers.1", "layers.0"):
-        draws.enter(place)
+        draws.enter_module(place)
         masks.append(draws.kept((2, 64), 0.5, CPU))
-        draws.leave()
+        draws.leave_module()
     assert not any(torch.equal(one, other) for one, other in ((masks[0], masks[1]), (masks[0], masks[2])))
 
 

@@ -7,7 +7,7 @@ import pytest
 from ringmaster.techniques import EvaluationSpec
 from ringmaster.techniques.processes.gang_events import JobReady, TrialMeasured
 from ringmaster.techniques.processes.order import TRIAL
-from ringmaster.techniques.processes.reporter import MEASURE, STOP, leave, until
+from ringmaster.techniques.processes.reporter import MEASURE, STOP, leave_command, until_command
 from tests.integration.groups.shared_base.groups import (
     BRIEF,
     EVEN,
@@ -60,7 +60,7 @@ def test_jobs_move_between_groups_and_runs_of_their_own(groups, jobs, alone):
 @pytest.mark.full
 def test_a_job_that_is_told_to_leave_is_kept_and_the_others_go_on(groups, jobs, alone):
     lead, even, brief = jobs
-    trained = groups.train(jobs, on_event=tell(leave(EVEN)))
+    trained = groups.train(jobs, on_event=tell(leave_command(EVEN)))
     assert_ended_as_alone(groups, trained, [lead, brief], alone)
     (ended,) = said(trained, "ended", even)
     assert ended.outcome == result_of(trained, even)
@@ -70,7 +70,7 @@ def test_a_job_that_is_told_to_leave_is_kept_and_the_others_go_on(groups, jobs, 
 
 
 def test_a_leader_that_leaves_takes_all_with_it(groups, jobs):
-    trained = groups.train(jobs, on_event=tell(leave(LEADER)))
+    trained = groups.train(jobs, on_event=tell(leave_command(LEADER)))
     assert trained.outcome.status == "preempted"
     assert {result_of(trained, job)["status"] for job in jobs} == {"preempted"}
     assert all(result_of(trained, job)["step"] == groups.step(job) for job in jobs)
@@ -78,7 +78,7 @@ def test_a_leader_that_leaves_takes_all_with_it(groups, jobs):
 
 @pytest.mark.full
 def test_a_group_goes_on_for_as_long_as_its_leader_is_told_to(groups, jobs, alone):
-    trained = groups.train(jobs, last_steps={LEADER: 12, EVEN: 10, BRIEF: 9}, on_event=tell(until(24)))
+    trained = groups.train(jobs, last_steps={LEADER: 12, EVEN: 10, BRIEF: 9}, on_event=tell(until_command(24)))
     assert {job.name: result_of(trained, job)["step"] for job in jobs} == {LEADER: 24, EVEN: 22, BRIEF: 12}
     assert [result_of(trained, job)["status"] for job in jobs] == ["done"] * 3
     assert [name for name in (LEADER, EVEN, BRIEF) if (groups.folder / name / "model").exists()] == [BRIEF]

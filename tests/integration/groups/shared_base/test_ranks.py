@@ -10,7 +10,7 @@ from ringmaster.techniques import Adapter, EvaluationSpec, OptimizerSpec, Schedu
 from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
 from ringmaster.techniques.processes.gang_events import CheckpointSaved
 from ringmaster.techniques.processes.order import TRIAL
-from ringmaster.techniques.processes.reporter import MEASURE, STOP, leave, until
+from ringmaster.techniques.processes.reporter import MEASURE, STOP, leave_command, until_command
 from tests.integration.groups.shared_base.groups import (
     BRIEF,
     EVEN,
@@ -112,7 +112,7 @@ def test_a_group_that_is_stopped_goes_on_where_it_was(groups, jobs, alone, layou
 @LAYOUTS
 def test_a_job_that_is_told_to_leave_goes_on_by_itself(groups, jobs, alone, layout):
     lead, even, brief = jobs
-    trained = groups.train(jobs, layout=layout, on_event=tell(leave(EVEN)))
+    trained = groups.train(jobs, layout=layout, on_event=tell(leave_command(EVEN)))
     assert_ended_nearly_as_alone(groups, trained, [lead, brief], alone)
     left = result_of(trained, even)
     assert left["status"] == "left" and 0 < left["step"] == groups.step(even) < 10
@@ -126,7 +126,7 @@ def test_one_joins_on_all_ranks_when_another_is_through(groups, jobs, alone, lay
     lead, even, brief = jobs
     away = replace(even, name="away")
     layout = replace(layout, config={**layout.config, "at_once": 2})
-    trained = groups.train([lead, brief, away, even], layout=layout, on_event=tell(leave("away")))
+    trained = groups.train([lead, brief, away, even], layout=layout, on_event=tell(leave_command("away")))
     assert_ended_nearly_as_alone(groups, trained, jobs, alone)
     assert [event.job for event in trained.said("ready")] == [LEADER, BRIEF, EVEN]
     assert [event.job for event in trained.said("ended")] == ["away", BRIEF, EVEN]
@@ -145,7 +145,9 @@ def test_checkpoints_move_from_two_ranks_to_one_and_back(groups, jobs, alone, la
 
 @pytest.mark.full
 def test_a_group_goes_on_for_as_long_as_its_leader_is_told_to(groups, jobs, alone):
-    trained = groups.train(jobs, layout=WHOLE, last_steps={LEADER: 5, EVEN: 4, BRIEF: 4}, on_event=tell(until(12)))
+    trained = groups.train(
+        jobs, layout=WHOLE, last_steps={LEADER: 5, EVEN: 4, BRIEF: 4}, on_event=tell(until_command(12))
+    )
     assert {job.name: result_of(trained, job)["step"] for job in jobs} == {LEADER: 12, EVEN: 10, BRIEF: 6}
     assert_ended_nearly_as_alone(groups, groups.train(jobs[:1], layout=WHOLE), jobs[:1], alone)
 

@@ -8,7 +8,7 @@ import pytest
 
 from ringmaster.techniques import EvaluationSpec
 from ringmaster.techniques.processes.gang_events import CheckpointSaved, JobOfGroupEnded, JobReady, Steps
-from ringmaster.techniques.processes.reporter import STOP, leave, until
+from ringmaster.techniques.processes.reporter import STOP, leave_command, until_command
 from tests.integration.groups.shared_base.groups import (
     BRIEF,
     EVEN,
@@ -132,8 +132,8 @@ def test_who_leaves_makes_room_and_who_leaves_while_it_waits_never_begins(groups
 
     def on_event(gang, event):
         if isinstance(event, JobReady) and event.job == BRIEF:
-            gang.send(leave(BRIEF))
-            gang.send(leave(LATE))
+            gang.send(leave_command(BRIEF))
+            gang.send(leave_command(LATE))
 
     trained = groups.train(queue, config=TWO, on_event=on_event)
     assert_ended_as_alone(groups, trained, [lead, even], alone)
@@ -147,7 +147,7 @@ def test_who_leaves_makes_room_and_who_leaves_while_it_waits_never_begins(groups
 
 def test_a_leader_that_leaves_sends_those_that_wait_away(groups, queue):
     groups.train_alone(queue[3], last_step=4)
-    trained = groups.train(queue, config=TWO, on_event=tell(leave(LEADER)))
+    trained = groups.train(queue, config=TWO, on_event=tell(leave_command(LEADER)))
     assert trained.outcome.status == "preempted"
     assert {result_of(trained, job)["status"] for job in queue} == {"preempted"}
     assert [result_of(trained, job)["step"] for job in queue[2:]] == [0, 4]
@@ -192,7 +192,7 @@ def test_a_full_disk_of_the_one_that_joined_is_waited_for(groups, queue, alone):
 def test_a_queue_goes_on_for_as_long_as_its_leader_is_told_to(groups, queue, alone):
     """Members that join after the command was received obey it too."""
     lasts = {LEADER: 14, BRIEF: 12, LATE: 2, EVEN: 0}
-    trained = groups.train(queue, config=TWO, last_steps=lasts, on_event=tell(until(20)))
+    trained = groups.train(queue, config=TWO, last_steps=lasts, on_event=tell(until_command(20)))
     steps = {job.name: result_of(trained, job)["step"] for job in queue}
     assert steps == {LEADER: 20, BRIEF: 12, LATE: 8, EVEN: 6}
     left = [queue[0], *queue[2:]]

@@ -9,7 +9,7 @@ from ringmaster.tasks.execution.steering import SteeringRequest
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques import registry
 from ringmaster.techniques.processes.gang_events import CheckpointSaved, JobOfGroupEnded, Outcome
-from ringmaster.techniques.processes.reporter import STOP, leave
+from ringmaster.techniques.processes.reporter import STOP, leave_command
 from ringmaster.techniques.profiles import GroupMemberProfile
 from tests.unit.execution.fakes import Bench, FakeRunner, ends, job, profile
 from tests.unit.execution.groups.grouped import GroupBench, all_done, bench_of, group, outcome_of
@@ -171,7 +171,7 @@ def test_a_fellow_that_is_cancelled_leaves_and_the_gang_goes_on(tmp_path):
 
     bench = bench_of(tmp_path, act)
     assert bench.run()
-    assert bench.told_gangs == [leave("b")]
+    assert bench.told_gangs == [leave_command("b")]
     assert bench.statuses == {"a": JobStatus.DONE, "b": JobStatus.CANCELLED, "c": JobStatus.DONE}
     assert bench.journal.jobs()["b"].step == 2
 

@@ -13,7 +13,7 @@ from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, P
 from ringmaster.tasks.planning.plans.list_scheduling import BASELINES
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques import registry
-from ringmaster.techniques.processes.reporter import STOP, until
+from ringmaster.techniques.processes.reporter import STOP, until_command
 from tests.fake_engine import FakeEngine
 from tests.unit.execution.clocked import clocked_bench
 from tests.unit.execution.fakes import in_a_row, job, profile
@@ -124,7 +124,7 @@ def test_a_segment_goes_on_while_nobody_waits_for_its_devices(tmp_path):
     bench.runner.report_s = 0.5
     assert bench.run()
     first, *_ = [e for e in bench.told(SegmentEnded) if e.segment.job == "a"]
-    assert until(100) in [command for _, command in bench.runner.heard]
+    assert until_command(100) in [command for _, command in bench.runner.heard]
     assert first.outcome.result["step"] >= 75
     assert bench.runner.now_s == pytest.approx(100.0, abs=6.0)
 

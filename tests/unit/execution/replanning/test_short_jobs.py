@@ -11,7 +11,7 @@ from ringmaster.tasks.execution.replanner import POLICY
 from ringmaster.tasks.planning import Option, solve
 from ringmaster.tasks.profiling.speed_beliefs import SpeedBelief
 from ringmaster.techniques import registry
-from ringmaster.techniques.processes.reporter import until
+from ringmaster.techniques.processes.reporter import until_command
 from tests.fake_engine import FakeEngine
 from tests.unit.execution.clocked import clocked_bench
 from tests.unit.execution.fakes import job
@@ -56,7 +56,7 @@ def test_a_job_of_a_minute_measures_what_may_be_faster_and_goes_on_under_what_is
     bench = one_job(tmp_path, single_s=single_s)
     assert segments(bench) == expected
     assert [event.why for event in bench.told(PlanUpdate)] == ["start"]
-    assert bench.runner.heard == ([(1, until(138))] if len(expected) == 1 else [])
+    assert bench.runner.heard == ([(1, until_command(138))] if len(expected) == 1 else [])
 
 
 def test_a_trial_of_long_steps_is_continued_without_a_restart(tmp_path):
@@ -65,7 +65,7 @@ def test_a_trial_of_long_steps_is_continued_without_a_restart(tmp_path):
     (first, *later) = segments(bench)
     assert first == ("single", 0)
     assert ("single", 6) not in later
-    assert bench.runner.heard[0] == (1, until(138))
+    assert bench.runner.heard[0] == (1, until_command(138))
 
 
 def test_a_start_that_took_longer_than_predicted_is_what_a_switch_costs(tmp_path):

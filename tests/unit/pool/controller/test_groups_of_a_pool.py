@@ -10,7 +10,7 @@ from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.techniques import Profile
-from ringmaster.techniques.processes.reporter import STOP, leave
+from ringmaster.techniques.processes.reporter import STOP, leave_command
 from ringmaster.techniques.profiles import GroupMemberProfile
 from tests.matrix import matrix
 from tests.unit.pool.bench import Clock, Gangs, PoolBench, submission
@@ -181,7 +181,7 @@ def test_a_job_of_a_group_is_cancelled_and_the_others_go_on(database):
     pool.step(seconds=1.0)
     pool.ask(RequestKind.CANCEL, batch="b1", jobs=["b"])
     (worker,) = gangs.workers
-    assert leave("b") in worker.told(1)
+    assert leave_command("b") in worker.told(1)
     for _ in range(6):
         worker.beat()
         gangs.move()
