@@ -510,9 +510,9 @@ def _reached(relatives: Sequence[Relative], lines: Sequence[tuple[str, str]]) ->
 
 def _marks(relative: Relative, x: int, *, is_reached: bool) -> list[tuple[str, str, str, int, int]]:
     """Returns each mark on the upper edge of a box, from the right: text, two colours, left end and width."""
-    found = {REACHED: is_reached and not relative.is_culprit, CULPRIT: relative.is_culprit}
+    is_marked = {REACHED: is_reached and not relative.is_culprit, CULPRIT: relative.is_culprit}
     result, right = [], x + BOX_WIDTH - 6
-    for mark in (*relative.states, *(mark for mark, is_shown in found.items() if is_shown)):
+    for mark in (*relative.states, *(mark for mark, is_shown in is_marked.items() if is_shown)):
         width = 10 + 6 * len(mark)
         result.append((mark, *MARKS.get(mark, PLAIN_MARK), right - width, width))
         right -= width + 4

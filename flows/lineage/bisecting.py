@@ -156,7 +156,7 @@ class Bisection:
         node = self.home.snapshot.nodes.get(id)
         if node is None:  # deleted
             return None
-        return self._judged(node.id, node.label, lambda: self._tested(node))
+        return self._stored_result(node.id, node.label, lambda: self._tested(node))
 
     def describe(self, culprit: BreakingAdaptation, *, checkpoints: bool) -> dict[str, Any]:
         """Returns the facts about an adaptation that broke a model, as JSON values."""
@@ -188,7 +188,7 @@ class Bisection:
                 return False
             label = f"{node.label} after step {point}"
             key = f"{node.id} step {point}"
-            return self._judged(key, label, lambda: self._at_step(node, test, root, names[int(point)], point))
+            return self._stored_result(key, label, lambda: self._at_step(node, test, root, names[int(point)], point))
 
         texts = [str(point) for point in points]
         changes = every_bad(texts, is_good) if self.every else [first_bad(texts, is_good)]
@@ -205,7 +205,7 @@ class Bisection:
                 export_checkpoint(root, name, finished=self.home.model_dir(node), folder=folder)
             return test.is_good(folder)
 
-    def _judged(self, key: str, label: str, judge: Callable[[], bool | None]) -> bool | None:
+    def _stored_result(self, key: str, label: str, judge: Callable[[], bool | None]) -> bool | None:
         """Returns the stored result, or runs the test and stores its result."""
         if key in self.results.known:
             return self.results.known[key]

@@ -74,19 +74,19 @@ def compare_models(
         and _is_to_be_compared(check, chosen, result)
         and (candidate := now[check.model.registered_name].candidate) is not None
     }
-    judged: dict[str, CandidateVerdict] = {}
+    verdicts: dict[str, CandidateVerdict] = {}
     rivals: Mapping[str, ComparedCandidate] = {}
     if candidates:
         rivals = _rivals(run, checks, candidates)
         with run.device() as device:
-            judged = judge(run, rivals.values(), device)
+            verdicts = judge(run, rivals.values(), device)
             for name, candidate in candidates.items():
-                if judged[name].decision is not None:
+                if verdicts[name].decision is not None:
                     _keep_predictions(run, checks[name], candidate, device=device)
     for name, check in left.items():
         if name in candidates:
             try:
-                candidate, verdict = _child_in_place_of(run, rivals[name], judged[name], seed=seed)
+                candidate, verdict = _child_in_place_of(run, rivals[name], verdicts[name], seed=seed)
                 known[name] = _apply_verdict(run, check, candidate, verdict)
             except (ValueError, OSError) as error:
                 known[name] = replace(_model_result(run, check), outcome=FAILED, why=lasting(error))
@@ -224,8 +224,10 @@ def _child_in_place_of(
         with run.device() as device:
             for node in nodes:
                 child = replace(rival, candidate=node.record, candidate_dir=home.model_dir(node))
-                judged = judge(run, [child], device)[rival.model.name]
-                yield judged.decision or PromotionDecision(promote=False, why=judged.fault, reasons=(judged.fault,))
+                child_verdict = judge(run, [child], device)[rival.model.name]
+                yield child_verdict.decision or PromotionDecision(
+                    promote=False, why=child_verdict.fault, reasons=(child_verdict.fault,)
+                )
 
     try:
         node, decision = replacement_child(
@@ -258,14 +260,14 @@ def _keep_predictions(run: RetrainingRun, check: InspectedModel, candidate: Mode
 
 
 def _apply_verdict(
-    run: RetrainingRun, check: InspectedModel, candidate: ModelRecord, judged: CandidateVerdict
+    run: RetrainingRun, check: InspectedModel, candidate: ModelRecord, verdict: CandidateVerdict
 ) -> ModelResult:
     """Returns the result of a candidate by its verdict, and moves the aliases if it has a decision."""
     model_result = replace(_model_result(run, check), candidate_version=candidate.version)
-    model_result = replace(model_result, notes=(*model_result.notes, *judged.notes))
-    if judged.decision is None:
-        return replace(model_result, outcome=FAILED, why=judged.fault)
-    if (line := judged.decision.compared) is not None:
+    model_result = replace(model_result, notes=(*model_result.notes, *verdict.notes))
+    if verdict.decision is None:
+        return replace(model_result, outcome=FAILED, why=verdict.fault)
+    if (line := verdict.decision.compared) is not None:
         model_result = replace(
             model_result,
             candidate_value=line.value,
@@ -275,7 +277,7 @@ def _apply_verdict(
             gain_low=line.gain_low,
             gain_high=line.gain_high,
         )
-    return _move_if_approved(run, model_result, candidate, judged.decision)
+    return _move_if_approved(run, model_result, candidate, verdict.decision)
 
 
 def _move_if_approved(
@@ -358,7 +360,7 @@ def judge(run: RetrainingRun, rivals: Iterable[ComparedCandidate], device: Devic
         fault = rival.fault
         if rival.data is not None:
             try:
-                result[rival.model.name] = _judged(run, rival, rival.data, device=device)
+                result[rival.model.name] = _verdict_of(run, rival, rival.data, device=device)
                 continue
             except (ValueError, OSError) as error:
                 fault = lasting(error)
@@ -366,7 +368,7 @@ def judge(run: RetrainingRun, rivals: Iterable[ComparedCandidate], device: Devic
     return result
 
 
-def _judged(
+def _verdict_of(
     run: RetrainingRun, rival: ComparedCandidate, data: Mapping[str, Any], *, device: Device
 ) -> CandidateVerdict:
     """Decides by the policy or the plain rule, and records what was found on the run that made the candidate."""

@@ -444,8 +444,8 @@ class Families(ModelRegistry):
         among = ", ".join(f"'{id}'" for id in ids if re.fullmatch(r"m-\w+", id))
         if not among:
             return {}
-        found = paged(self.client.search_logged_models, list(experiment_ids), f"model_id IN ({among})")
-        return {model.model_id: model for model in found}
+        models = paged(self.client.search_logged_models, list(experiment_ids), f"model_id IN ({among})")
+        return {model.model_id: model for model in models}
 
     def _add_children(
         self, parent: str, relatives: dict[str, Relative], edges: list[tuple[str, str]], *, most: int

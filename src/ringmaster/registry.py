@@ -138,8 +138,8 @@ def source_files(file: Path, *, module: str) -> list[Path]:
         package = each.relative_to(root).parts[:-1]
         names = {name[:end] for name in _imported(each, package) for end in range(1, len(name) + 1)}
         paths = (root.joinpath(*name) for name in sorted(names))
-        found = (path for name in paths for path in (name.with_suffix(".py"), name / "__init__.py") if path.is_file())
-        result += [path for path in found if path not in result]
+        files = (path for name in paths for path in (name.with_suffix(".py"), name / "__init__.py") if path.is_file())
+        result += [path for path in files if path not in result]
     return result
 
 

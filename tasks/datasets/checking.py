@@ -343,8 +343,8 @@ def resolved(raw: Mapping[str, Any], catalogue: Catalogue) -> tuple[Mapping[str,
     entry = catalogue.entries.get(name)
     if entry is None:
         known = list(catalogue.entries)
-        beside = "describe it under `datasets:`, or in datasets.yaml next to it"
-        remedy = closest(name, known, what="There are") if known else beside
+        description_remedy = "describe it under `datasets:`, or in datasets.yaml next to it"
+        remedy = closest(name, known, what="There are") if known else description_remedy
         return raw, [Finding(("name",), f"there is no data set {name!r}", remedy)]
     result = [
         Finding((key,), "is set by the data set", f"remove it here; it is under datasets.{name}")

@@ -194,7 +194,7 @@ def read_batch_state(database: Database, batch: Submission) -> BatchState:
         undecided=undecided,
         past=[s for s in segments if s.outcome is not None and s not in undecided and jobs[s.job].status not in ENDED],
         struck_out=_struck_out(segment for segment in segments if segment not in undecided),
-        missing_events=_untold(database, batch, jobs, segments, undecided=undecided),
+        missing_events=_missing_events(database, batch, jobs, segments, undecided=undecided),
     )
 
 
@@ -248,7 +248,7 @@ def _struck_out(segments: Iterable[SegmentRecord]) -> dict[str, frozenset[Option
     return result
 
 
-def _untold(
+def _missing_events(
     database: Database,
     batch: Submission,
     jobs: Mapping[str, JobRecord],

@@ -175,8 +175,8 @@ class RowSamples:
 
     def _encode(self, folder: Path, block: encoded_rows.RowBlock) -> None:
         """Writes the samples of the rows of a part. Raises RowErrors where they are wrong; later where in a window."""
-        found = class_labels.DiscoveredClasses(column=self._label_column or LABEL, classes=self._kind.classes)
-        classes = found if self._finds_classes else None
+        discovered = class_labels.DiscoveredClasses(column=self._label_column or LABEL, classes=self._kind.classes)
+        classes = discovered if self._finds_classes else None
         context = replace(self._context, labels=classes or class_labels.ClassLabels(self._labels))
         faults: list[RowError] = []
         num_searched = num_before = 0

@@ -77,7 +77,7 @@ def _training_pieces(texts: Iterable[str | FileText], progress: TextProgress) ->
         num_of_this = 0
         for piece, ends in in_pieces(text, rule=GPT2):
             progress.add(len(piece), num_texts=ends)
-            cuts = [0, *(found.end() for found in LONG_WORD.finditer(piece)), len(piece)]
+            cuts = [0, *(match.end() for match in LONG_WORD.finditer(piece)), len(piece)]
             yield from (piece[start:end] for start, end in pairwise(cuts) if start < end)
             num_left, num_of_this = num_left - len(piece), num_of_this + len(piece)
             if num_of_this >= MAX_CHARACTERS_OF_A_DOCUMENT:
@@ -121,8 +121,8 @@ def _missing_package(error: Exception, folder: Path) -> str | None:
     is_known = find_spec("sentencepiece") is not None
     if not is_known and any(_TIKTOKEN.match(file.read_bytes()[:200]) is None for file in models):
         return "sentencepiece"
-    found = _NEEDED.search(str(error)) if isinstance(error, (ImportError, ValueError)) else None
-    name = next(filter(None, found.groups()), "") if found else ""
+    match = _NEEDED.search(str(error)) if isinstance(error, (ImportError, ValueError)) else None
+    name = next(filter(None, match.groups()), "") if match else ""
     return name.lower() if name and find_spec(name.lower()) is None else None
 
 

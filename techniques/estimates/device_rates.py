@@ -305,7 +305,7 @@ def _device(slots: tuple[Slot, ...], dtype: str) -> dict[str, float]:
     sizes = SIZES[device.type]
     matrix = torch.ones(sizes.matrix, sizes.matrix, device=device, dtype=getattr(torch, dtype))
     vector, home = torch.ones(sizes.vector, device=device), torch.ones(sizes.vector)
-    found = {
+    rates = {
         "flops_per_s": 2 * sizes.matrix**3 / _best_s(lambda: matrix @ matrix, device, repeats=PRODUCT_REPEATS),
         "bytes_per_s": _bytes_per_s(vector, device),
         "operators_per_s": _operators_per_s("none", device),
@@ -313,11 +313,11 @@ def _device(slots: tuple[Slot, ...], dtype: str) -> dict[str, float]:
         "recomputed_operators_per_s": _operators_per_s("full", device),
     }
     if device.type == "cpu":
-        return {**found, "host_bytes_per_s": found["bytes_per_s"]}
+        return {**rates, "host_bytes_per_s": rates["bytes_per_s"]}
     pinned = home.pin_memory()
     copy_s = _best_s(lambda: vector.copy_(pinned, non_blocking=True), device)
     host_bytes_per_s = _bytes_per_s(home, torch.device("cpu"))
-    return {**found, "host_bytes_per_s": host_bytes_per_s, "copy_bytes_per_s": 4 * sizes.vector / copy_s}
+    return {**rates, "host_bytes_per_s": host_bytes_per_s, "copy_bytes_per_s": 4 * sizes.vector / copy_s}
 
 
 def _bytes_per_s(vector: Tensor, device: torch.device) -> float:

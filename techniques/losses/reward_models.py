@@ -49,9 +49,9 @@ class BradleyTerry(loss.LossFunction):
     def rewards_of(self, inputs: loss.LossInputs) -> Tensor:
         """Returns the outputs for both answers of each pair, [rows, 2]. Raises ValueError where there are others."""
         if inputs.logits is None or inputs.logits.dim() != 3 or inputs.logits.shape[-1] != 1:
-            found = "no logits" if inputs.logits is None else f"logits {list(inputs.logits.shape)}"
+            outputs = "no logits" if inputs.logits is None else f"logits {list(inputs.logits.shape)}"
             raise ValueError(
-                f"loss bradley-terry: the model returns {found}, and not one number for each answer. To fix: train a "
+                f"loss bradley-terry: the model returns {outputs}, and not one number for each answer. To fix: train a "
                 "class such as LlamaForSequenceClassification, with model.config.num_labels: 1"
             )
         return inputs.logits.float().squeeze(-1)

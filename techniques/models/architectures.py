@@ -339,8 +339,8 @@ def _from_data(default: Any, data: PreparedData, *, is_causal: bool) -> Iterator
         "bos_token_id": data.end_of_text_id,
         "eos_token_id": data.end_of_text_id,
     }
-    found = {name: value for name, value in fields.items() if value is not None and hasattr(default, name)}
-    yield from found.items()
+    settable = {name: value for name, value in fields.items() if value is not None and hasattr(default, name)}
+    yield from settable.items()
     if "token" in data.images and hasattr(default, IMAGE_TOKEN):
         yield IMAGE_TOKEN, data.images["token"]
     yield from _of_images(data, default)
@@ -348,7 +348,7 @@ def _from_data(default: Any, data: PreparedData, *, is_causal: bool) -> Iterator
         yield "decoder_start_token_id", data.empty_target[0]
     positions = num_positions(default)
     if positions is not None and data.seq_len is not None:
-        needed = data.seq_len + num_positions_before(default, pad_token_id=found.get("pad_token_id"))
+        needed = data.seq_len + num_positions_before(default, pad_token_id=settable.get("pad_token_id"))
         if needed > positions + num_positions_before(default):
             yield "max_position_embeddings", needed
 

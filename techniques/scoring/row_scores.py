@@ -200,8 +200,8 @@ class ScoreCollector:
 
     def missing(self, metrics: Sequence[str]) -> list[str]:
         """Returns those of some metrics that lack sums, other than those with rows of their own."""
-        asked = (metric for metric in metrics_named(metrics) if not isinstance(metric, ModelMetric))
-        return [metric.name for metric in asked if not self._rows.keys() >= set(metric.sums)]
+        metrics_of_rows = (metric for metric in metrics_named(metrics) if not isinstance(metric, ModelMetric))
+        return [metric.name for metric in metrics_of_rows if not self._rows.keys() >= set(metric.sums)]
 
     def scores(self, *, shifted: bool) -> RowScores:
         """The scores from all values, in the order of the rows. shifted: whether the model is a language model."""

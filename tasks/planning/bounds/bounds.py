@@ -123,9 +123,9 @@ def _covering(rows: Sequence[tuple[tuple[str, ...], float]], wanted: Mapping[str
         return shares
     charged = {name: wanted.get(name, 0.0) for name in shares}
     sums = [(sum(charged[name] for name in members), cost) for members, cost in rows]
-    if any(asks > 0 and cost <= 0 for asks, cost in sums):
+    if any(charge > 0 and cost <= 0 for charge, cost in sums):
         return dict.fromkeys(shares, 0.0)
-    most = max((asks / cost for asks, cost in sums if asks > 0), default=1.0)
+    most = max((charge / cost for charge, cost in sums if charge > 0), default=1.0)
     return {name: price / most for name, price in charged.items()}
 
 

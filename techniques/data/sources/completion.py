@@ -465,7 +465,7 @@ class Prompt(chat.ConversationSource):
             encoded = context.tokenizer.encode(prompt)
             tokens = [*context.tokenizer.start_ids, *encoded] if encoded else []
         else:
-            prompt, tools = _asked(row, context)
+            prompt, tools = _prompt_messages(row, context)
             tokens = context.tokenizer.prompt(prompt, tools=tools)
         if not tokens:
             raise ValueError("the prompt is empty. To fix: remove the row")
@@ -485,12 +485,12 @@ class Prompt(chat.ConversationSource):
         """Returns what `apply_chat_template` gives for a prompt of messages; None for a text."""
         if isinstance(row[PROMPT], str):
             return None
-        messages, tools = _asked(row, context)
+        messages, tools = _prompt_messages(row, context)
         result = context.tokenizer.by_library(messages, tools=tools, add_generation_prompt=True)
         return None if result is None else {"input_ids": result[0]}
 
 
-def _asked(
+def _prompt_messages(
     row: Mapping[str, Any], context: row_source.SampleContext
 ) -> tuple[list[Message], list[Mapping[str, Any]] | None]:
     """The messages of a prompt, and its tools. Raises ValueError where they are wrong, or end with an answer."""

@@ -120,9 +120,9 @@ def _faults(job: Raw, at: Location) -> Iterator[Finding]:
 
 def _differences(job: Raw, first: Raw, at: Location) -> Iterator[Finding]:
     for key in EQUAL:
-        mine, theirs = (_value(each, key) for each in (job, first))
-        if mine != theirs:
-            yield Finding(at, f"has {key} {mine}, and {first['name']} has {theirs}", f"give both the same {key}")
+        own, theirs = (_value(each, key) for each in (job, first))
+        if own != theirs:
+            yield Finding(at, f"has {key} {own}, and {first['name']} has {theirs}", f"give both the same {key}")
 
 
 def _value(job: Raw, key: str) -> Any:

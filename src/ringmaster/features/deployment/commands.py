@@ -123,13 +123,13 @@ def _write_layout(*, model: str, folder: Path, layout: Layout, base: str | None,
     check_new(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with lineage_home() as home, input_errors(), TemporaryDirectory(dir=folder.parent, prefix=".merged-") as aside:
-        found = find(model, home)
+        examined = find(model, home)
         if layout is Layout.vllm:
             from ringmaster.features.deployment.engine_checks import VLLM, checked_adapter, vllm_rank
 
-            rank = vllm_rank(checked_adapter(found.folder, engine=VLLM)["r"])
-            write_folder(found, folder, merge=False)
-            name = re.sub(r"[^\w.-]+", "-", Path(found.label).name if Path(model).is_dir() else found.label)
+            rank = vllm_rank(checked_adapter(examined.folder, engine=VLLM)["r"])
+            write_folder(examined, folder, merge=False)
+            name = re.sub(r"[^\w.-]+", "-", Path(examined.label).name if Path(model).is_dir() else examined.label)
             command = f"vllm serve BASE --enable-lora --max-lora-rank {rank} --lora-modules {name}={folder}"
         else:
             require_extra(GGUF, feature=f"--format {layout}")
@@ -137,12 +137,12 @@ def _write_layout(*, model: str, folder: Path, layout: Layout, base: str | None,
 
             merged = Path(aside, "merged")
             if merge:
-                write_folder(found, merged, merge=True)
-            write_ollama(merged if merge else found.folder, folder, base=base)
+                write_folder(examined, merged, merge=True)
+            write_ollama(merged if merge else examined.folder, folder, base=base)
             command = f"ollama create NAME -f {folder / 'Modelfile'}"
     num_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    result = {"model": found.label, "folder": str(folder), "num_bytes": num_bytes, "is_merged": merge}
-    lines = [f"{found.label} is in {folder}, for {layout}: {num_bytes / 1e6:.1f} MB", f"now: {command}"]
+    result = {"model": examined.label, "folder": str(folder), "num_bytes": num_bytes, "is_merged": merge}
+    lines = [f"{examined.label} is in {folder}, for {layout}: {num_bytes / 1e6:.1f} MB", f"now: {command}"]
     print_outcome({**result, "format": layout, "command": command}, lines, as_json=as_json)
 
 
@@ -158,20 +158,22 @@ def _publish(*, model: str, folder: Path | None, merge: bool, repo: str, is_publ
     if folder is not None:
         folder.parent.mkdir(parents=True, exist_ok=True)
     with lineage_home() as home, input_errors():
-        found = find(model, home)
+        examined = find(model, home)
         with TemporaryDirectory(dir=None if folder is None else folder.absolute().parent) as aside:
             place = Path(aside, "model")
-            write_folder(found, place, merge=merge)
-            notices = complete_folder(place, found, home)
-            done = target.publish(place, message=f"{found.label}, by Ringmaster")
+            write_folder(examined, place, merge=merge)
+            notices = complete_folder(place, examined, home)
+            done = target.publish(place, message=f"{examined.label}, by Ringmaster")
             if folder is not None:
                 place.rename(folder)
     visible = "private" if done.is_private else "public"
-    lines = [f"{found.label} is in the {visible} repository {done.url}: {done.num_files} files, commit {done.commit}"]
+    lines = [
+        f"{examined.label} is in the {visible} repository {done.url}: {done.num_files} files, commit {done.commit}"
+    ]
     lines += [f"removed there: {name}, of an earlier version" for name in done.removed]
     for text in notices:
         notice(text)
-    print_outcome({"model": found.label, "is_merged": merge, **to_json(done)}, lines, as_json=as_json)
+    print_outcome({"model": examined.label, "is_merged": merge, **to_json(done)}, lines, as_json=as_json)
 
 
 OPTIONS = {"convert": with_gguf, "export": with_layouts}

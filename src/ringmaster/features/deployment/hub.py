@@ -126,10 +126,10 @@ def hub_errors(api: HfApi, request: str) -> Iterator[None]:
             raise
         cause = error.__cause__ if isinstance(error.__cause__, HfHubHTTPError) else error
         status = cause.response.status_code if isinstance(cause, HfHubHTTPError) else None
-        said = getattr(cause, "server_message", None) or message_of(cause)
-        said = shortened(" ".join(str(said).split()).removesuffix("."), MAX_MESSAGE)
+        reason = getattr(cause, "server_message", None) or message_of(cause)
+        reason = shortened(" ".join(str(reason).split()).removesuffix("."), MAX_MESSAGE)
         is_away = status is None and not isinstance(error, ValueError)
-        text = f"{redacted(api.endpoint)} {'does not answer' if is_away else f'refuses {request}'}: {said}"
+        text = f"{redacted(api.endpoint)} {'does not answer' if is_away else f'refuses {request}'}: {reason}"
         if status in (401, 403):
             raise InputError([f"{text}. To fix: {LOG_IN}"]) from error
         if isinstance(error, ValueError) or (status is not None and 400 <= status < 500):

@@ -28,11 +28,11 @@ class EnvironmentsInFiles(BatchFileHook):
         if not (lock or python) or not all(isinstance(each, str | None) for each in (lock, python)):
             return entry, ()  # the schema says what is wrong
         try:
-            found = _of_lock(folder, lock, python=python) if lock else {"python": _path_of(folder, str(python))}
+            located = _of_lock(folder, lock, python=python) if lock else {"python": _path_of(folder, str(python))}
         except (ValueError, InterpreterError) as error:
             what, _, remedy = str(error).removeprefix("environment: ").partition(". To fix: ")
             return entry, [Finding((KEY, "lock" if lock else "python"), what, remedy)]
-        return {**entry, KEY: {**given, **found}}, ()
+        return {**entry, KEY: {**given, **located}}, ()
 
     def job_fields(self, fields: dict[str, Any]) -> dict[str, Any]:
         """Returns the values of a job with the digest of its environment, the files of which are kept."""

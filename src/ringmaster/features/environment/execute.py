@@ -48,12 +48,12 @@ class LockFilesOnNodes(NodeHook):
 
     def facts(self, jobs: Iterable[Job]) -> Mapping[str, Any]:
         """Returns the files of each lock that jobs name."""
-        found: dict[str, Any] = {}
+        facts: dict[str, Any] = {}
         for job in jobs:
             spec = job.feature(EnvironmentSpec)
-            if spec is not None and spec.lock is not None and spec.digest is not None and _fact(spec) not in found:
-                found[_fact(spec)] = packed(spec.digest, spec.lock, root=environments_folder())
-        return {key: files for key, files in found.items() if files is not None}
+            if spec is not None and spec.lock is not None and spec.digest is not None and _fact(spec) not in facts:
+                facts[_fact(spec)] = packed(spec.digest, spec.lock, root=environments_folder())
+        return {key: files for key, files in facts.items() if files is not None}
 
     def prepare(self, job: Job, *, cache_dir: Path, read: Callable[[str], Any]) -> None:
         """Keeps the files of the job's lock on this machine, if they are not here."""

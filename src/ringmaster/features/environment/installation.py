@@ -94,14 +94,16 @@ def describe(python: str) -> InstalledEnvironment:
             stdin=subprocess.DEVNULL,
             check=True,
         )
-        found = InstalledEnvironment(python=python, **json.loads(answer.stdout))
+        environment = InstalledEnvironment(python=python, **json.loads(answer.stdout))
     except (OSError, subprocess.CalledProcessError, ValueError, TypeError) as error:
-        said = error.stderr.decode(errors="replace") if isinstance(error, subprocess.CalledProcessError) else str(error)
+        reason = (
+            error.stderr.decode(errors="replace") if isinstance(error, subprocess.CalledProcessError) else str(error)
+        )
         raise InterpreterError(
-            f"environment: {python} is no Python that runs: {_in_a_line(said)}. To fix: name one of 3.8 or later"
+            f"environment: {python} is no Python that runs: {_in_a_line(reason)}. To fix: name one of 3.8 or later"
         ) from error
-    _described[python] = _stamp(found.folder), found
-    return found
+    _described[python] = _stamp(environment.folder), environment
+    return environment
 
 
 def _stamp(folder: str) -> int:
@@ -121,8 +123,8 @@ def made(key: str, *, lock: str, root: Path) -> InstalledEnvironment:
     folder = root / key
     place = folder / (platform.machine() or "any")
     description = place / "environment.json"
-    if (found := _whole(description)) is not None:
-        return found
+    if (environment := _whole(description)) is not None:
+        return environment
     source = kept_lock(key, lock, root=root)
     if not source.is_file():
         raise InterpreterError(
@@ -130,20 +132,20 @@ def made(key: str, *, lock: str, root: Path) -> InstalledEnvironment:
             "the batch again from its file, or share RINGMASTER_HOME between the machines"
         )
     with _exclusive(folder / f"{place.name}.lock") as held:
-        if (found := _whole(description)) is not None:
-            return found
+        if (environment := _whole(description)) is not None:
+            return environment
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir()
         _install(source, place / "venv", held=held)
-        found = describe(str(place / "venv" / "bin" / "python"))
-        write_value(found, description)
-    return found
+        environment = describe(str(place / "venv" / "bin" / "python"))
+        write_value(environment, description)
+    return environment
 
 
 def _whole(description: Path) -> InstalledEnvironment | None:
     """Returns the environment with a description; None for one that was not completed, or whose Python is gone."""
-    found = read_value(InstalledEnvironment, description)
-    return found if found is not None and Path(found.python).is_file() else None
+    environment = read_value(InstalledEnvironment, description)
+    return environment if environment is not None and Path(environment.python).is_file() else None
 
 
 @contextmanager
@@ -184,9 +186,9 @@ def _install(lock: Path, target: Path, *, held: int) -> None:
             check=False,
         )
         if done.returncode:
-            said = _in_a_line(done.stderr.decode(errors="replace")) or f"it ended with status {done.returncode}"
+            reason = _in_a_line(done.stderr.decode(errors="replace")) or f"it ended with status {done.returncode}"
             raise InterpreterError(
-                f"environment: uv cannot make that of {lock.name}: {said}. To fix: try it by `uv sync`, and lock again"
+                f"environment: uv cannot make that of {lock.name}: {reason}. To fix: try `uv sync`, and lock again"
             )
 
 

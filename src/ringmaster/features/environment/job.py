@@ -71,28 +71,32 @@ class EnvironmentSpec(JobFeature):
             root = next((each for each in roots if (each / self.digest).is_dir()), roots[0])
             return installation.made(self.digest, lock=self.lock, root=root)
         assert self.python is not None
-        found = installation.describe(self.python)
-        if self.digest not in (None, found.digest):
+        environment = installation.describe(self.python)
+        if self.digest not in (None, environment.digest):
             raise InterpreterError(
                 f"environment: the packages of {self.python} have changed since the batch was read. To fix: start the "
                 "batch again, under another name if it is to be trained afresh"
             )
-        return found
+        return environment
 
     def interpreter(self, job: Any, *, cache_dir: Path) -> str | None:
         """Returns the Python. Raises InterpreterError where it cannot be made, or lacks what training needs."""
-        found = self.installed(cache_dir)
-        if not job.is_black_box and (lacking := found.lacking()):
+        environment = self.installed(cache_dir)
+        if not job.is_black_box and (lacking := environment.lacking()):
             raise InterpreterError(
                 f"environment: {self.lock or self.python} cannot train: Ringmaster needs {', '.join(lacking)}. "
                 "To fix: add these there, or train by a command"
             )
-        return found.python
+        return environment.python
 
     def segment_result(self, *, cache_dir: Path) -> Mapping[str, Any]:
         """Returns the digest, the version of Python, and the versions of the packages."""
-        found = self.installed(cache_dir)
-        content = {"digest": self.digest or found.digest, "python": found.version, "packages": to_json(found.packages)}
+        environment = self.installed(cache_dir)
+        content = {
+            "digest": self.digest or environment.digest,
+            "python": environment.version,
+            "packages": to_json(environment.packages),
+        }
         return {RESULT: content}
 
 

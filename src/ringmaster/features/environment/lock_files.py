@@ -66,7 +66,7 @@ def _local_names(text: str, name: str) -> Iterator[str]:
             if not PINNED.search(line):
                 what = f"{name} gives no version of {line!r}"
                 raise ValueError(f"{what}. To fix: `uv pip compile {name} -o locked.txt`, and name that file")
-            yield from (found[0] for found in LOCAL_FILE.finditer(line) if "://" not in line.split(found[0])[0])
+            yield from (match[0] for match in LOCAL_FILE.finditer(line) if "://" not in line.split(match[0])[0])
 
 
 def _paths_in(packages: Any) -> Iterator[str]:

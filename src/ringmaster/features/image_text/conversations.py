@@ -51,26 +51,26 @@ def conversation_of(row: Mapping[str, Any], *, roles: Any = ()) -> tuple[list[Me
     Raises ValueError where messages are wrong, or have more or fewer places than there are images.
     """
     given, images = _parsed(row["messages"]), images_in(row["images"])
-    found: list[Any] = []
-    marked = [_with_marks(each, found, has_images=bool(images)) for each in given]
-    if images and not found:
+    row_images: list[Any] = []
+    marked = [_with_marks(each, row_images, has_images=bool(images)) for each in given]
+    if images and not row_images:
         marked = _images_first(marked, len(images))
-        found = [None] * len(images)
-    num_places = sum(each is None for each in found)
+        row_images = [None] * len(images)
+    num_places = sum(each is None for each in row_images)
     if num_places != len(images):
         raise ValueError(
             f"the messages have {num_places} places for images, and the row has {len(images)} images. To fix: give one "
             'part {"type": "image"} for each image'
         )
     waiting = iter(images)
-    found = [next(waiting) if each is None else each for each in found]
+    row_images = [next(waiting) if each is None else each for each in row_images]
     messages = with_system(messages_of(marked, roles=roles), row["system"])
-    if not found:
+    if not row_images:
         raise ValueError(
             "it has no image, and a model's part for images would then have no gradient on some devices. To fix: "
             "remove the row, or train on texts in a job of kind chat"
         )
-    return [_in_parts(message) for message in messages], found
+    return [_in_parts(message) for message in messages], row_images
 
 
 def _parsed(value: Any) -> Any:
@@ -81,21 +81,21 @@ def _parsed(value: Any) -> Any:
     return value if isinstance(value, list) else messages_of(value)
 
 
-def _with_marks(message: Any, found: list[Any], *, has_images: bool) -> Any:
-    """A message with marks for its images, which are added to `found`; None for one that is in the row's column."""
+def _with_marks(message: Any, row_images: list[Any], *, has_images: bool) -> Any:
+    """A message with marks for its images, which are added to `row_images`; None for one of the row's own."""
     if not isinstance(message, Mapping):
         return message
     key = "value" if "from" in message and "value" in message else CONTENT
     content = message.get(key)
     if isinstance(content, str) and has_images and PLACE in content:
-        found += [None] * content.count(PLACE)
+        row_images += [None] * content.count(PLACE)
         return {**message, key: content.replace(PLACE, MARK)}
     if not isinstance(content, list):
         return message
-    return {**message, key: [*_marked_parts(content, found)]}
+    return {**message, key: [*_marked_parts(content, row_images)]}
 
 
-def _marked_parts(parts: Sequence[Any], found: list[Any]) -> Iterator[Any]:
+def _marked_parts(parts: Sequence[Any], row_images: list[Any]) -> Iterator[Any]:
     for part in parts:
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind in MEDIA_PARTS:
@@ -106,7 +106,7 @@ def _marked_parts(parts: Sequence[Any], found: list[Any]) -> Iterator[Any]:
         image = next((part[key] for key in KEYS_OF_IMAGES if part.get(key) is not None), None)
         if isinstance(image, Mapping) and "url" in image:  # as in OpenAI's format
             image = image["url"]
-        found.append(image)
+        row_images.append(image)
         yield {"type": "text", "text": MARK}
 
 

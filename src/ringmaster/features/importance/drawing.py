@@ -24,11 +24,11 @@ role="img" aria-label="{{ title | xml }}">
 <rect width="960" height="{{ height }}" fill="#ffffff"/>
 <text x="20" y="26" class="title">{{ title | xml(limit=90) }}</text>
 <rect x="20" y="37" width="18" height="9" class="ped_anova"/>
-<text x="44" y="46" class="note">PED-ANOVA: where the best {{ found.num_best }} are</text>
+<text x="44" y="46" class="note">PED-ANOVA: where the best {{ importance.num_best }} are</text>
 <rect x="304" y="37" width="18" height="9" class="fanova"/>
 <text x="328" y="46" class="note">fANOVA: share of the variance</text>
-<text x="940" y="46" class="note" text-anchor="end">for {{ found.metric | xml }} after step {{ found.step }}, \
-{{ found.num_trials }} trials</text>
+<text x="940" y="46" class="note" text-anchor="end">for {{ importance.metric | xml }} \
+after step {{ importance.step }}, {{ importance.num_trials }} trials</text>
 {% for share in (0.25, 0.5, 0.75, 1.0) %}
 <line x1="{{ left + share * width }}" y1="{{ top - 16 }}" x2="{{ left + share * width }}" y2="{{ height - 16 }}" \
 class="grid"/>
@@ -38,7 +38,7 @@ class="grid"/>
 {% for key in keys %}
 {% set y = top + loop.index0 * row %}
 <text x="{{ left - 12 }}" y="{{ y + 19 }}" class="name">{{ key | xml(limit=40) }}</text>
-{% for method, shares in (("ped_anova", found.ped_anova), ("fanova", found.fanova)) if key in shares %}
+{% for method, shares in (("ped_anova", importance.ped_anova), ("fanova", importance.fanova)) if key in shares %}
 {% set bar_y = y + (0 if method == "ped_anova" else 16) %}
 <rect x="{{ left }}" y="{{ bar_y }}" width="{{ "%.1f" | format(shares[key] * width) }}" height="13" \
 class="{{ method }}"/>
@@ -53,13 +53,13 @@ of less importance</text>{% endif %}
 """)
 
 
-def draw_bars(title: str, found: ParameterImportance) -> str:
+def draw_bars(title: str, importance: ParameterImportance) -> str:
     """Returns a drawing of the importance of parameters."""
-    keys = list(found.ped_anova)
+    keys = list(importance.ped_anova)
     shown = keys[:MAX_DRAWN]
     return FIGURE.render(
         title=title,
-        found=found,
+        importance=importance,
         keys=shown,
         num_left=len(keys) - len(shown),
         left=LEFT,

@@ -134,8 +134,8 @@ def importance_section(sweep_scheduler: SweepScheduler, rows: Sequence[Mapping[s
         step, values = values_after_one_step(reports, metric)
         targets = {name: Ranking(metric=metric).targets({metric: value}) for name, value in values.items()}
         trials = [ProposedTrial(values=proposed[name], targets=each) for name, each in targets.items()]
-        found = parameter_importance(spec.space, trials, metric=metric, step=step, seed=spec.seed)
-        result += [found] if found is not None else []
+        importance = parameter_importance(spec.space, trials, metric=metric, step=step, seed=spec.seed)
+        result += [importance] if importance is not None else []
     title = f"{spec.name}: importance of parameters"
     return ResultSection(
         key="importance",

@@ -59,8 +59,8 @@ def _filled(form: type[JobForm], fields: Mapping[str, Any]) -> JobForm:
         return form(**values)
     except ValidationError as error:
         # A number that may be empty is one of two types, of which the second one, None, is not a remedy.
-        found = [each for each in error.errors() if each["type"] != "none_required"]
-        raise InputError([f"{each['loc'][0]}: {each['msg']}" for each in found]) from error
+        errors = [each for each in error.errors() if each["type"] != "none_required"]
+        raise InputError([f"{each['loc'][0]}: {each['msg']}" for each in errors]) from error
 
 
 def submit(address: PoolAddress, content: Mapping[str, Any], *, folder: Path) -> dict[str, Any]:

@@ -119,10 +119,10 @@ class JobReward:
 
 
 def __getattr__(name: str) -> Any:
-    found = re.fullmatch(r"reward_(\d+)", name)
-    if found is None:
+    match = re.fullmatch(r"reward_(\d+)", name)
+    if match is None:
         raise AttributeError(f"module {__name__} has no attribute {name}")
-    return JobReward(int(found[1]))
+    return JobReward(int(match[1]))
 
 
 TRAINER_CALLBACKS = (RewardJobsCallback,)

@@ -95,8 +95,8 @@ class TrackerListener(RunListener):
         except Exception as error:
             self._has_failed = True
             logger.exception("a tracker ends here")
-            said = shortened(f"{type(error).__name__}: {message_of(error)}", MAX_MESSAGE)
-            self._notice(f"{self._name} gets no more records of this run, MLflow has them: {said}")
+            reason = shortened(f"{type(error).__name__}: {message_of(error)}", MAX_MESSAGE)
+            self._notice(f"{self._name} gets no more records of this run, MLflow has them: {reason}")
 
 
 class TrackerReport(RecordHook):

@@ -408,10 +408,10 @@ class EndpointService:
                 del self._waiters[id]
 
     def _stored_answer(self, id: str, *, owner: str) -> Answer:
-        found = self.store.request(id, owner=owner)
-        if found is None or found[0].state is RequestState.REFUSED:
+        stored = self.store.request(id, owner=owner)
+        if stored is None or stored[0].state is RequestState.REFUSED:
             raise MessageError("there is no such request", status=404)
-        return Answer(request=found[0], value=found[1])
+        return Answer(request=stored[0], value=stored[1])
 
     def cancel(self, id: str, *, owner: str) -> None:
         """Cancels a sampling request that has not begun."""

@@ -230,8 +230,8 @@ class Downloads:
 
 def files_of(checkpoint: Checkpoint) -> dict[str, Path]:
     """Returns the files of a checkpoint by their paths in it."""
-    found = sorted(path for path in checkpoint.folder.rglob("*") if path.is_file())
-    return {path.relative_to(checkpoint.folder).as_posix(): path for path in found}
+    files = sorted(path for path in checkpoint.folder.rglob("*") if path.is_file())
+    return {path.relative_to(checkpoint.folder).as_posix(): path for path in files}
 
 
 def checkpoint_of(service: EndpointService, request: Request, owner: str) -> Checkpoint:
