@@ -512,6 +512,42 @@ FORMER_NAMES = re.compile(
 )
 
 
+# What says that something was said, found or asked, and not what it is.
+VAGUE_NAMES = frozenset(
+    ("told", "said", "untold", "mine", "found", "asked", "asks", "beside", "judged", "surroundings", "fellows")
+)
+
+
+def vague_names(source: str) -> list[str]:
+    """Returns `line: name` of what is defined or assigned in a source under a name that does not say what it holds."""
+    names = [
+        (node.lineno, name)
+        for node in ast.walk(ast.parse(source))
+        for name in (
+            [node.id]
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+            else [node.attr]
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+            else [node.arg]
+            if isinstance(node, ast.arg)
+            else [node.name]
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+            else []
+        )
+    ]
+    return [f"{line}: {name}" for line, name in names if name.lstrip("_") in VAGUE_NAMES]
+
+
+def test_names_say_what_they_hold():
+    files = modules(ROOT, (*PACKAGES, f"src/{IMPORT_ROOT}"))
+    assert [f"{file}:{each}" for file in files for each in vague_names((ROOT / file).read_text())] == []
+
+
+def test_a_vague_name_is_found():
+    source = "def f(mine):\n    self._told = found = 1\n    for asked in mine: self.judged()"
+    assert vague_names(source) == ["1: mine", "2: _told", "2: found", "3: asked"]
+
+
 def test_no_identifier_is_a_former_name():
     texts = {file: (ROOT / file).read_text() for file in modules(ROOT, (*PACKAGES, "benchmarks"))}
     found = [
