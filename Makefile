@@ -20,6 +20,7 @@ PART ?= 1/1
 
 BIN := .venv/bin
 PARALLEL = --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
+PACKAGES := .venv/.packages
 READY := .venv/.ready
 # What bench-gpu runs: a machine with a GPU may have its own torch and transformers, and nothing else.
 PYTHON_GPU ?= $(BIN)/python
@@ -42,7 +43,7 @@ export PYTHONDONTWRITEBYTECODE :=
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo demo-lineage demo-retrieval demo-reproduce demo-undo demo-untrusted demo-retrain test test-full test-cluster test-slurm test-ray test-browser test-lowest test-newest lint docs docs-serve check-style check-format check-types check-imports check-workflows check-secrets audit format bench \
-	bench-planning bench-techniques bench-gpu bench-simulate bench-learning bench-predictions bench-lineage bench-execution bench-start bench-sweep bench-retraining bench-target bench-adapters bench-serve readme-figures code-size environment lock dist release-check clean
+	bench-planning bench-techniques bench-gpu bench-simulate bench-learning bench-predictions bench-lineage bench-execution bench-start bench-sweep bench-retraining bench-target bench-adapters bench-serve readme-figures code-size environment packages lock dist release-check clean
 
 help:  ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' Makefile
@@ -132,20 +133,20 @@ endef
 
 lint: check-style check-format check-types check-imports check-workflows docs  ## Check style, format, types, who imports whom, workflows, and the documentation
 
-check-style: $(READY)
+check-style: $(PACKAGES)
 	$(BIN)/ruff check .
 
-check-format: $(READY)
+check-format: $(PACKAGES)
 	$(BIN)/ruff format --check .
 
-check-types: $(READY)
+check-types: $(PACKAGES)
 	$(BIN)/mypy
 
-check-imports: $(READY)
+check-imports: $(PACKAGES)
 	$(BIN)/python -m pytest tests/unit/project/test_architecture.py
 
 # With a token of GitHub in GH_TOKEN it also asks GitHub about the actions: commits that are not theirs, advisories.
-check-workflows: $(READY)
+check-workflows: $(PACKAGES)
 	$(BIN)/zizmor --no-progress --persona=pedantic .
 
 # Not a part of lint, as it takes half a minute; a hook looks at the files of a commit.
@@ -159,7 +160,7 @@ audit: $(READY)  ## Look for known vulnerabilities of what the lock installs; ne
 		--vulnerability-service osv --osv-url $(OSV_URL) --progress-spinner off
 
 # The site is built from sources, which are not imported. With --quiet, --strict would not see the warnings.
-docs: $(READY)  ## Build the documentation site into site/; a broken link or an unknown reference fails
+docs: $(PACKAGES)  ## Build the documentation site into site/; a broken link or an unknown reference fails
 	$(MKDOCS) build --strict
 
 docs-serve: $(READY)  ## Serve the documentation site on loopback, and build it again after each change
@@ -252,7 +253,9 @@ $(BENCH_READY): $(READY)
 
 environment: $(READY)  ## Install the environment into .venv, which all of these do on first use
 
-$(READY): pyproject.toml $(LOCKED)
+packages: $(PACKAGES)  ## Install it without the planner's compiled kernels, which `make lint` does not need
+
+$(PACKAGES): pyproject.toml $(LOCKED)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo 'Ringmaster needs Python 3.11 or newer; "$(PYTHON)" is' "$$($(PYTHON) --version 2>&1)." \
 		'To fix: install one, and name it: make PYTHON=python3.11 ...' >&2; exit 1; }
@@ -264,6 +267,9 @@ $(READY): pyproject.toml $(LOCKED)
 	$(BIN)/python $(INSTALL) $(FROM_TORCH_INDEX) 'ringmaster-ml[dev]'
 	@$(BIN)/uv pip uninstall --quiet --python $(BIN)/python ringmaster  # the distribution's earlier name
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(READY): $(PACKAGES)
 	@echo "Compiling the planner's kernels: one to two minutes, once."
 	$(BIN)/python -m ringmaster.tasks.planning.compile_ahead
 	@touch $@
