@@ -114,7 +114,9 @@ def read(text: str, *, kind: FileKind | None = None) -> YamlDocument:
             document.data = _Reader(document).value(node, place=())
         else:
             what = "is empty" if node is None else "must be a mapping at the top"
-            document.findings.append(Finding((), what, "start with `name: my-batch` and `jobs:`"))
+            is_batch = kind is FileKind.BATCH
+            remedy = "start with `name: my-batch` and `jobs:`" if is_batch else "give keys with values, as `key: value`"
+            document.findings.append(Finding((), what, remedy))
     except yaml.MarkedYAMLError as error:
         document.findings.append(_syntax_finding(error))
     except yaml.YAMLError as error:

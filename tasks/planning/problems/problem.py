@@ -172,6 +172,8 @@ def read_fields(data: Any) -> tuple[dict[str, Any], list[str]]:
     for i, item in enumerate(_items(fields.get("nodes"), "nodes", faults)):
         row = _read(item, f"node {i}", faults, _NODE_KEYS)
         steps = {name: series.as_steps(row[name]) for name in series.SERIES.values() if name in row}
+        empty = [key for key, name in series.SERIES.items() if row.get(name) == []]
+        faults += [f"node {i}: {key} is empty. Leave it out, or give a step that starts at 0" for key in empty]
         nodes.append(problem_parts.PlanningNode(**row | steps))
     jobs = tuple(_read_job(item, i, faults) for i, item in enumerate(_items(fields.get("jobs"), "jobs", faults)))
     return fields | {"nodes": tuple(nodes), "jobs": jobs}, faults

@@ -25,7 +25,7 @@ from ringmaster.files import is_file, path_in
 from ringmaster.findings import Finding, Location, Raw, as_mapping, findings_where
 from ringmaster.tasks.batch.file_hooks import BatchFileHook
 from ringmaster.tasks.batch.sections import Section
-from ringmaster.text import join_limited
+from ringmaster.text import is_printable_name, join_limited
 
 PAID, EMITTED, TRADED = "cost", "emissions", "trade-off"
 """The objectives that depend on tariffs."""
@@ -43,6 +43,9 @@ class TariffsInFiles(BatchFileHook):
         for place, value in _placed_series(batch):
             _, faults = reader.read(place, value)
             yield from faults
+        for node in as_mapping(batch.get("tariffs")):
+            if not is_printable_name(str(node)):
+                yield Finding(("tariffs", node), "is not a name that a node can have", "give the name of a node")
         yield from _until_findings(batch, reader)
         yield from _rules(batch)
 
@@ -105,7 +108,12 @@ class SeriesReader:
         hours = "give the values of the hours 0 to 23"
         faults = [
             *findings_where(
-                (isinstance(value, (list, tuple)) and len(numbers) != HOURS, place, f"has {len(numbers)} values", hours)
+                (
+                    isinstance(value, (list, tuple)) and len(numbers) != HOURS,
+                    place,
+                    f"has {len(numbers)} of {HOURS} values",
+                    hours,
+                )
             ),
             *(
                 Finding(

@@ -36,8 +36,8 @@ def load_tariff(path: Path) -> Tariffs:
     tariffs = from_json(Tariffs, planned[Tariffs.key]) if planned else Tariffs()
     if tariffs.is_empty and not faults:
         faults = [Finding((), "it says nothing", "give price, energy_price, carbon, power_w or tariffs")]
-    if faults:
-        raise file_error(faults, read, file=path.name)
+    if faults:  # one for each place: the first, as in a batch file
+        raise file_error({each.place: each for each in reversed(faults)}.values(), read, file=path.name)
     return tariffs
 
 

@@ -149,7 +149,7 @@ def test_all_faults_of_all_keys_are_named_at_once(tmp_path):
         "prices.csv, line 2: 2026-01-31T10:00 has no time zone",
         "; line 3: -2 is negative",
         "or negative_prices: as-zero",
-        "energy_price: has 2 values",
+        "energy_price: has 2 of 24 values",
         "energy_price[1]: is -2.0",
         "there is no file 'absent.csv'",
         "tariffs.n1.price: has the hours of a day in no zone",
