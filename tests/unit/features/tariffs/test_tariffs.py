@@ -1,5 +1,6 @@
 """Plans by prices and carbon intensities that change over time, their bounds, certificates and budgets."""
 
+import re
 from copy import deepcopy
 from dataclasses import replace
 from random import Random
@@ -185,6 +186,40 @@ def test_budgets_are_kept_and_those_that_cannot_be_are_refused_with_the_proof():
         solve(replace(free, budgets={"emissions": 3.0}), objective="trade-off", work_s=WORK_S)
     with pytest.raises(ProblemError, match=r"has budgets, which makespan does not keep\. To fix: choose one of cost"):
         solve(tight)
+
+
+def with_clean_hour(**fields) -> Problem:
+    """A job of an hour, within three: a cheap one that emits much, one that is bad in both, and a dear, clean one."""
+    hours = (0.0, 3600.0, 7200.0)
+    prices, carbon = (tuple(zip(hours, row, strict=True)) for row in ((1.0, 9.0, 3.0), (360.0, 3600.0, 36.0)))
+    node = PlanningNode("n0", 1, price_steps=prices, carbon_steps=carbon, power_w=100.0)
+    return Problem("clean", (node,), (job(1, deadline_s=3 * 3600.0),), switch_cost_s=0.0, **fields)
+
+
+def test_budgets_that_cannot_be_kept_together_are_refused_with_weights_that_prove_it():
+    budgets = {"cost": 5400.0, "emissions": 18.0}  # a quarter of the clean hour at most, and five ninths at least
+    for each in (with_clean_hour(budgets={name: budget}) for name, budget in budgets.items()):
+        assert verify(solve(each, objective="cost", work_s=WORK_S), each) == []
+    for factors in ({"end": 1.0}, {"cost": 1.0}):
+        with pytest.raises(ProblemError, match=r"in any plan, and .* within all budgets\. To fix: raise") as caught:
+            solve(with_clean_hour(budgets=budgets, factors=factors), objective="trade-off", work_s=WORK_S)
+    (text,) = caught.value.faults
+    weights = {name: float(weight) for weight, name in re.findall(r"(\S+) (cost|emissions)", text)}
+    least, allowed = map(float, re.search(r"at least (\S+) in any plan, and (\S+) within", text).groups())
+    assert allowed == pytest.approx(sum(weight * budgets[name] for name, weight in weights.items()), rel=1e-5)
+    free = with_clean_hour(factors=weights)
+    plan = solve(free, objective="trade-off", work_s=WORK_S)
+    assert verify(plan, free) == [], "the bound is recomputed with arithmetic alone"
+    assert plan.value_bound == pytest.approx(least, rel=1e-5) and least > 1.05 * allowed
+
+
+def test_that_no_plan_keeps_budgets_is_not_claimed_without_a_proof():
+    tight = with_clean_hour(budgets={"cost": 7950.0, "emissions": 17.4})  # only with a pause in the second hour
+    parts = ((2160.0, 3600.0, 0.4), (7200.0, 9360.0, 0.6))
+    paused = (Segment("a", 0, start_s, end_s, work, 0.0, (("n0", (0,)),)) for start_s, end_s, work in parts)
+    assert verify(Plan("clean", tuple(paused), objective="cost"), tight) == []
+    with pytest.raises(ProblemError, match="no plan was found that takes less, and none is proved to be impossible"):
+        solve(tight, objective="cost", preemption="never", work_s=WORK_S)
 
 
 @pytest.mark.parametrize("seed", range(2))
