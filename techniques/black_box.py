@@ -8,10 +8,12 @@ arXiv:2309.01226).
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from ringmaster.codec import from_json
 from ringmaster.techniques.job import Job
+from ringmaster.techniques.processes.gang_events import JobResult
 from ringmaster.techniques.technique import Config, GangShape, Technique
 
 if TYPE_CHECKING:
@@ -39,14 +41,14 @@ class BlackBox(Technique):
     whole_tensors = True  # the trainer has an optimizer of its own
 
     @abstractmethod
-    def profile(self, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
+    def profile(self, order: GangOrder, reporter: Reporter) -> JobResult:
         """Runs a trial. Sends the events and returns the result of `techniques.training.trial.trial`."""
 
     @abstractmethod
-    def run(self, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
+    def run(self, order: GangOrder, reporter: Reporter) -> JobResult:
         """Runs a segment. Sends the events and returns the result of `techniques.training.segment_loop.train_segment`.
 
-        `checked_result` lists the keys of the result that are required.
+        `checked_result` lists the fields of the result that are required.
         """
 
     def configs(self, job: Job, gang: GangShape, facts: ModelFacts) -> Iterator[Config]:
@@ -66,8 +68,10 @@ class BlackBox(Technique):
         raise NotImplementedError(f"{self.name} lays out no model")
 
 
-def checked_result(result: Any, job: Job) -> dict[str, Any]:
-    """Returns `result`, the value that `run` returned, after checking the keys that the executor relies on.
+def checked_result(result: Any, job: Job) -> JobResult:
+    """Returns `result`, the value that `run` returned, after checking the fields that the executor relies on.
+
+    A technique of others may return the JSON form of its result.
 
     status: one of `ENDS`.
     step: the step up to which the job is trained and saved, unless the status is "invalid".
@@ -75,11 +79,13 @@ def checked_result(result: Any, job: Job) -> dict[str, Any]:
 
     Raises ValueError where one of these is missing or wrong.
     """
-    if not isinstance(result, dict) or result.get("status") not in ENDS:
-        raise ValueError(f"its run returned {result!r}. To fix: a dict whose status is one of {', '.join(ENDS)}")
-    step, status = result.get("step"), result["status"]
+    if isinstance(result, dict) and result.get("status") in ENDS:
+        result = from_json(JobResult, result)
+    if not isinstance(result, JobResult) or result.status not in ENDS:
+        raise ValueError(f"its run returned {result!r}. To fix: a JobResult whose status is one of {', '.join(ENDS)}")
+    step, status = result.step, result.status
     if status != "invalid" and not (type(step) is int and 0 <= step <= job.total_steps):
         raise ValueError(f"its run was {status} at step {step!r}. To fix: a step from 0 to {job.total_steps}")
-    if (status, step) == ("done", job.total_steps) and not isinstance(result.get("metrics"), Mapping):
+    if (status, step) == ("done", job.total_steps) and result.metrics is None:
         raise ValueError("its run was done with the last step and returned no metrics. To fix: metrics: {name: number}")
     return result

@@ -1,11 +1,10 @@
 """Technique for models that need no training step: pruned, quantized or merged by one process on one device."""
 
-from typing import Any
-
 from ringmaster.extras import missing_extra
 from ringmaster.techniques.black_box import BlackBox
 from ringmaster.techniques.job import MERGED, QUANTIZED, Job
 from ringmaster.techniques.model_facts import ModelFacts
+from ringmaster.techniques.processes.gang_events import JobResult
 from ringmaster.techniques.processes.order import GangOrder
 from ringmaster.techniques.processes.reporter import Reporter
 from ringmaster.techniques.technique import WEIGHT_BYTES, Config, GangShape
@@ -31,13 +30,13 @@ class Rewrite(BlackBox):
         assert job.adaptation is not None
         return facts.num_parameters * WEIGHT_BYTES * (4 if job.adaptation.kind == MERGED else 1)
 
-    def profile(self, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
+    def profile(self, order: GangOrder, reporter: Reporter) -> JobResult:
         """Rewrites the model once, with fresh weights."""
         from ringmaster.techniques.models.rewriting import profile
 
         return profile(order, reporter)
 
-    def run(self, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
+    def run(self, order: GangOrder, reporter: Reporter) -> JobResult:
         """Rewrites the model."""
         from ringmaster.techniques.models.rewriting import run
 

@@ -7,11 +7,11 @@ Sources: Ye et al., mLoRA (arXiv:2312.02515); Sheng et al., S-LoRA (arXiv:2311.0
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 from ringmaster.techniques.black_box import BlackBox
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.model_facts import ModelFacts
+from ringmaster.techniques.processes.gang_events import JobResult
 from ringmaster.techniques.processes.order import GangOrder
 from ringmaster.techniques.processes.reporter import Reporter
 from ringmaster.techniques.technique import Config, GangShape
@@ -53,13 +53,13 @@ class SharedBase(BlackBox):
         """Returns one axis over all ranks: `dp_shard` where the base is sharded, else `dp_replicate`."""
         return mesh_shape(gang.num_devices, config)
 
-    def profile(self, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
+    def profile(self, order: GangOrder, reporter: Reporter) -> JobResult:
         """Measures the steps of all the order's jobs together."""
         from ringmaster.techniques.training.fused.group import profile
 
         return profile(order, reporter, rank=self.rank)
 
-    def run(self, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
+    def run(self, order: GangOrder, reporter: Reporter) -> JobResult:
         """Trains each of the order's jobs to its own last step."""
         from ringmaster.techniques.training.fused.group_loop import run
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.execution.engine import EngineNode
-from ringmaster.techniques.processes.gang_events import JobReady, Outcome, OutcomeStatus, Steps
+from ringmaster.techniques.processes.gang_events import JobReady, JobResult, Outcome, OutcomeStatus, Steps
 from ringmaster.techniques.processes.reporter import STOP, UNTIL
 
 
@@ -179,7 +179,7 @@ class FakeEngine:
     def end(self, gang, status, message="", **result):
         """Ends a gang. The job continues from what it has checkpointed."""
         del self.gangs[gang.call.number]
-        gang.future.set_result(Outcome(status=status, message=message, result=result))
+        gang.future.set_result(Outcome(status=status, message=message, result=JobResult(**result)))
 
     # -- inbox and clock ---------------------------------------------------------------------------------------------
 

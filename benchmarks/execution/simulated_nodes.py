@@ -22,6 +22,7 @@ from ringmaster.techniques.processes.gang_events import (
     CheckpointSaved,
     Event,
     JobReady,
+    JobResult,
     Outcome,
     OutcomeStatus,
     Steps,
@@ -117,8 +118,9 @@ class StubGang:
     def _outcome(self) -> Event:
         is_end = self.step >= self.share.order.job.total_steps
         status = OutcomeStatus.DONE if self.step >= self.last_step else OutcomeStatus.PREEMPTED
-        result = {"first_step": self.first_step, "step": self.step, "startup_s": STARTUP_S}
-        return Outcome(status=status, result={**result, **({"metrics": {"loss": 0.5}} if is_end else {})})
+        metrics = {"loss": 0.5} if is_end else None
+        result = JobResult(first_step=self.first_step, step=self.step, startup_s=STARTUP_S, metrics=metrics)
+        return Outcome(status=status, result=result)
 
 
 @dataclass(kw_only=True)

@@ -523,7 +523,7 @@ class Executor:
 
     def _act_on_event(self, running: RunningSegment, job: str, event: Event) -> None:
         if isinstance(event, JobOfGroupEnded):  # a member has ended; the gang continues
-            self._outcome_policy.end_member(running, job, event.job_result)
+            self._outcome_policy.end_member(running, job, event.outcome)
             return
         if job == running.segment.job:
             running.handle_event(event)
@@ -551,7 +551,7 @@ class Executor:
             return
         if running.refusal:
             outcome = replace(outcome, status=OutcomeStatus.INVALID, message=running.refusal)
-        self._journal.end_segment(number, {"status": outcome.status, "message": outcome.message, **outcome.result})
+        self._journal.end_segment(number, replace(outcome.result, status=outcome.status, message=outcome.message))
         self._leases.give_back(running.names)
         if running.segment.job not in self.job_table.entries:
             return

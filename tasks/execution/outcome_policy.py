@@ -67,10 +67,10 @@ class OutcomePolicy:
         if is_early and self._trains_no_further(job):
             is_in_order = status == OutcomeStatus.PREEMPTED
             record = self._job_table.records[job]
-            decision = self._keep_status(job, outcome.job_result.steps_done if is_in_order else record.step)
+            decision = self._keep_status(job, outcome.result.steps_done if is_in_order else record.step)
         else:
             decision = act(running, outcome)
-        for name, result in (outcome.job_result.members or {}).items():
+        for name, result in (outcome.result.members or {}).items():
             self.end_member(running, self._job_table.name_of(name, like=job), result)
         for member in running.members:  # not reported: the gang did not end in order
             if self._job_table.records[member].status == JobStatus.RUNNING:
@@ -168,7 +168,7 @@ class OutcomePolicy:
         self._notify(JobEnded(record=record))
 
     def _on_done(self, running: RunningSegment, outcome: Outcome) -> str:
-        job, result = running.segment.job, outcome.job_result
+        job, result = running.segment.job, outcome.result
         step = result.steps_done
         self._job_table.attempts.pop(job, None)
         is_end = self._job_table.is_whole(job, step) or bool(result.ended_early)
@@ -208,7 +208,7 @@ class OutcomePolicy:
         self._notify(JobEnded(record=record))
 
     def _on_preempted(self, running: RunningSegment, outcome: Outcome) -> str:
-        self._job_table.write(running.segment.job, status=JobStatus.WAITING, step=outcome.job_result.steps_done)
+        self._job_table.write(running.segment.job, status=JobStatus.WAITING, step=outcome.result.steps_done)
         self._plan_progress.put_back(running)
         return "stopped at a checkpoint"
 

@@ -25,6 +25,7 @@ from ringmaster.techniques.processes.gang_events import (
     CheckpointSaved,
     Event,
     JobReady,
+    JobResult,
     Steps,
 )
 from ringmaster.techniques.processes.reporter import STOP, until_command
@@ -164,13 +165,13 @@ class RunningSegment:
         if member not in self.members:
             return
         if self.members == set(self.first_steps):
-            self._whole_group = self.measured({})
+            self._whole_group = self.measured(JobResult())
         self.members.discard(member)
         self._steps_s.clear()
         self._quiet_s.clear()
         self._mean_s = None
 
-    def measured(self, result: Mapping[str, Any]) -> Profile | None:
+    def measured(self, result: JobResult) -> Profile | None:
         """Returns the profile of its option as it was measured; None if the measurement has no information.
 
         Of a group, the step is that of all of its jobs, as in a trial.
@@ -183,8 +184,8 @@ class RunningSegment:
             return None
         if {member.job for member in self.profile.members} != set(self.first_steps):  # some rest, or have ended before
             return None
-        ends = {name: result[name] for name in ("save_s", "evaluate_s", "export_s") if name in result}
-        learnt = {name: value for name, value in (self._learnt | ends).items() if value}
+        ends = (("save_s", result.save_s), ("evaluate_s", result.evaluate_s), ("export_s", result.export_s))
+        learnt = {name: value for name, value in (*self._learnt.items(), *ends) if value}
         return replace(
             self.profile.under_load(self.load),
             step_s=self.step_s,

@@ -42,7 +42,7 @@ from ringmaster.tasks.pool.active_batches import (
     pool_terms,
 )
 from ringmaster.tasks.pool.event_log import EventLog
-from ringmaster.tasks.pool.failover import BatchState, nodes_of, outcome_of, read_batch_state, speeds_of
+from ringmaster.tasks.pool.failover import BatchState, nodes_of, read_batch_state, speeds_of
 from ringmaster.tasks.pool.loans import DeviceLoans
 from ringmaster.tasks.pool.node_scaler import ElasticityOptions, NodeScaler, empty_before_s, plan_before_ends
 from ringmaster.tasks.pool.nodes import NodeRegistry, PoolLeases, Timeouts, is_loan
@@ -52,7 +52,7 @@ from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal
 from ringmaster.tasks.storage.message_store import KILL, MessageStore
 from ringmaster.tasks.storage.quarantine import Quarantine
 from ringmaster.tasks.storage.schema import BATCHES, EVENT_LOG, FACTS, PLANS, REQUESTS, SEGMENTS
-from ringmaster.techniques.processes.gang_events import OutcomeStatus
+from ringmaster.techniques.processes.gang_events import JobResult, Outcome, OutcomeStatus
 
 logger = logging.getLogger(__name__)
 
@@ -369,7 +369,7 @@ class PoolController:
             future = self._engine.adopt(record.id, on_event=partial(self._executor.post, record.id))
             self._executor.adopt(record.id, state.qualified(record), future)
         for record in state.undecided:
-            self._executor.adopt(record.id, state.qualified(record), completed(outcome_of(record)))
+            self._executor.adopt(record.id, state.qualified(record), completed(Outcome.of(record.result)))
         # The former controller may have died after it recorded the new status and before it stopped the gang.
         running = {record.job for record in state.open}
         paused, over = (
@@ -428,8 +428,8 @@ class PoolController:
             self._message_store.command(row.id, KILL)
             for order in self._message_store.shares(row.id):
                 self._message_store.end(order.segment, order.node)
-            outcome = {"status": OutcomeStatus.LOST, "message": "its batch had ended"}
-            Journal(self._database, batch=row.batch).end_segment(row.id, outcome)
+            result = JobResult(status=OutcomeStatus.LOST, message="its batch had ended")
+            Journal(self._database, batch=row.batch).end_segment(row.id, result)
 
     def _give_back_leases(self, serving: Collection[str]) -> None:
         """Ends the leases of segments that have ended or never began, and of loans that are no longer granted.

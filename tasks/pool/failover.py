@@ -198,12 +198,6 @@ def read_batch_state(database: Database, batch: Submission) -> BatchState:
     )
 
 
-def outcome_of(record: SegmentRecord) -> Outcome:
-    """Returns the outcome of a segment from the journal."""
-    value = dict(record.outcome or {})
-    return Outcome(status=OutcomeStatus(value.pop("status")), message=value.pop("message", ""), result=value)
-
-
 def speeds_of(
     message_store: MessageStore, records: Sequence[SegmentRecord], profiles: Sequence[Profile]
 ) -> list[RunningSegment]:
@@ -275,7 +269,7 @@ def _missing_events(
             )
             missing_events.append(start)
         if segment.outcome is not None and segment.id not in ended | pending:
-            decision, outcome = "reported by the executor that took over", outcome_of(segment)
+            decision, outcome = "reported by the executor that took over", Outcome.of(segment.result)
             missing_events.append(
                 SegmentEnded(number=segment.id, segment=planned, outcome=outcome, decision=decision, members=members)
             )

@@ -24,7 +24,7 @@ from ringmaster.tasks.pool.nodes import BLIND_S, NodeRecord, NodeRegistry, NodeS
 from ringmaster.tasks.pool.provider import GONE, MAX_REMEMBERED, Allocation, AllocationStatus, NodeProvider
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
 from ringmaster.tasks.storage.message_store import KILL, GangEvent, GangShare, MessageStore, OrderRecord, OrderStatus
-from ringmaster.techniques.processes.gang_events import Event, Outcome, OutcomeStatus, RefusedEvent
+from ringmaster.techniques.processes.gang_events import Event, JobResult, Outcome, OutcomeStatus, RefusedEvent
 
 logger = logging.getLogger(__name__)
 
@@ -118,7 +118,8 @@ def shares_of(call: SegmentCall, *, addresses: Mapping[str, str]) -> dict[str, G
 def merged(outcomes: Mapping[str, Outcome], *, speaker: str) -> Outcome:
     """Returns the outcome of a gang from the outcomes of its shares, by node. speaker: the node of rank 0."""
     first = min(outcomes.values(), key=lambda outcome: PRECEDENCE.index(outcome.status))
-    return replace(first, result=outcomes[speaker].result or first.result)
+    of_speaker = outcomes[speaker].result
+    return replace(first, result=first.result if of_speaker == JobResult() else of_speaker)
 
 
 @dataclass(kw_only=True)

@@ -25,7 +25,7 @@ from ringmaster.tasks.storage.database import Database, JoinableWrite, file_url,
 from ringmaster.tasks.storage.schema import FACTS, JOBS, PLANS, SEGMENTS
 from ringmaster.techniques import Job
 from ringmaster.techniques.job import TrainingPhase
-from ringmaster.techniques.processes.gang_events import MEMBERS, JobResult
+from ringmaster.techniques.processes.gang_events import JobResult
 
 CLOCK = "clock"
 """The fact of the clock of the process that runs a batch or leads a pool, by which all processes count its times."""
@@ -229,7 +229,7 @@ class SegmentRecord:
     """A segment that was started.
 
     num_jobs: the number of jobs that its gang trained, which share the cost of its devices.
-    outcome: the JSON form of its `result`; None while it runs.
+    outcome: what its gang reported of its job at its end; None while it runs.
     """
 
     id: int
@@ -238,7 +238,7 @@ class SegmentRecord:
     num_jobs: int = 1
     started_s: float
     ended_s: float | None = None
-    outcome: Mapping[str, Any] | None = None
+    outcome: JobResult | None = None
 
     @property
     def seconds(self) -> float:
@@ -247,8 +247,8 @@ class SegmentRecord:
 
     @property
     def result(self) -> JobResult:
-        """What its gang reported of its job at its end; empty while it runs."""
-        return from_json(JobResult, self.outcome or {})
+        """Its outcome; empty while it runs."""
+        return self.outcome or JobResult()
 
     @property
     def members(self) -> dict[str, int]:
@@ -390,12 +390,12 @@ class Journal:
         self._clocks |= dict.fromkeys(numbers, steady)
         return numbers
 
-    def end_segment(self, number: int, outcome: Mapping[str, Any]) -> None:
+    def end_segment(self, number: int, outcome: JobResult) -> None:
         """Records how a segment ended."""
         now_s = self._clocks.pop(number, self.clock)()
         # Another process may have started it, before the clock was set back.
         ended_s = case((SEGMENTS.c.started_s > now_s, SEGMENTS.c.started_s), else_=now_s)
-        values = {"ended_s": ended_s, "outcome": _plain(outcome)}
+        values = {"ended_s": ended_s, "outcome": to_json(outcome)}
         self.database.execute_later(update(SEGMENTS).where(SEGMENTS.c.id == number).values(**values))
 
     def segments(self, job: str | None = None) -> list[SegmentRecord]:
@@ -548,8 +548,9 @@ def _plain(value: Any) -> Any:
 def segment_record(row: Mapping[Any, Any], *, job: str) -> SegmentRecord:
     """Returns a row of the segments table as a record, under the reader's name of the job."""
     spec = from_json(SegmentSpec, row["what"])
-    own = {key: row[key] for key in ("id", "started_s", "ended_s", "outcome")}
-    return SegmentRecord(job=job, spec=spec, num_jobs=1 + len(spec.members), **own)
+    outcome = None if row["outcome"] is None else from_json(JobResult, row["outcome"])
+    own = {key: row[key] for key in ("id", "started_s", "ended_s")}
+    return SegmentRecord(job=job, spec=spec, num_jobs=1 + len(spec.members), outcome=outcome, **own)
 
 
 def _as_member(record: SegmentRecord, job: str) -> SegmentRecord:
@@ -557,7 +558,7 @@ def _as_member(record: SegmentRecord, job: str) -> SegmentRecord:
     spec = replace(record.spec, first_step=record.members[job], members={})
     outcome = record.outcome
     if outcome is not None:
-        outcome = outcome.get(MEMBERS, {}).get(job) or {"status": outcome["status"], "message": outcome["message"]}
+        outcome = (outcome.members or {}).get(job) or JobResult(status=outcome.status, message=outcome.message)
     return replace(record, spec=spec, outcome=outcome)
 
 

@@ -31,7 +31,7 @@ from ringmaster.techniques.models.peft_format import base_changes_of, base_of, i
 from ringmaster.techniques.models.pruning import prune
 from ringmaster.techniques.models.quantization import quantize
 from ringmaster.techniques.models.structured_pruning import narrow
-from ringmaster.techniques.processes.gang_events import JobReady, TrialMeasured
+from ringmaster.techniques.processes.gang_events import JobReady, JobResult, OutcomeStatus, TrialMeasured
 from ringmaster.techniques.processes.order import EVALUATE, GangOrder, Slot
 from ringmaster.techniques.processes.ranks import RankContext, join
 from ringmaster.techniques.processes.reporter import WAITING_TIMEOUT_S, Reporter, wait_for_stop
@@ -117,10 +117,10 @@ COMPARING_TIMEOUT_S = 600.0
 TIMED_BATCHES = 8  # the fastest one counts, as other load on the machine can only add time
 
 
-def run(order: GangOrder, reporter: Reporter) -> dict[str, Any]:
+def run(order: GangOrder, reporter: Reporter) -> JobResult:
     """Rewrites and exports the model, then measures it and its parents.
 
-    Returns the keys of `segment_loop.train_segment`, and `compared`.
+    Returns what `segment_loop.train_segment` returns, with `compared`.
     """
     assert order.model_dir is not None
     folder = Path(order.model_dir)
@@ -131,18 +131,18 @@ def run(order: GangOrder, reporter: Reporter) -> dict[str, Any]:
     _rewrite(order, folder, beat=reporter.beat, is_trial=False)
     started_s = time.perf_counter()
     compared = compare(order, ranks, reporter, folder=folder)
-    return {
-        "status": "done",
-        "first_step": 0,
-        "step": 0,
-        "startup_s": startup_s,
-        "metrics": dict(compared[0].metrics),
-        "compared": to_json(compared),
-        "evaluate_s": time.perf_counter() - started_s,
-    }
+    return JobResult(
+        status=OutcomeStatus.DONE,
+        first_step=0,
+        step=0,
+        startup_s=startup_s,
+        metrics=dict(compared[0].metrics),
+        compared=tuple(map(to_json, compared)),
+        evaluate_s=time.perf_counter() - started_s,
+    )
 
 
-def profile(order: GangOrder, reporter: Reporter) -> dict[str, Any]:
+def profile(order: GangOrder, reporter: Reporter) -> JobResult:
     """Runs the whole job once with fresh weights, as the parents may not be trained yet; that takes as long."""
     reporter.phase("trying", timeout_s=READING_TIMEOUT_S)
     ranks = join(order, 0, num_ranks=1, axes={})
@@ -164,7 +164,7 @@ def profile(order: GangOrder, reporter: Reporter) -> dict[str, Any]:
     reporter.phase("waiting for its neighbours", timeout_s=WAITING_TIMEOUT_S)
     reporter.send(TrialMeasured(profile=measured))
     wait_for_stop(reporter)
-    return {"status": "done"}
+    return JobResult(status=OutcomeStatus.DONE)
 
 
 def _rewrite(order: GangOrder, folder: Path, *, beat: Callable[[], None], is_trial: bool) -> None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import selectors
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from ringmaster.errors import ChannelClosed
 from ringmaster.techniques.processes.channel import Channel
 from ringmaster.techniques.processes.gang_events import (
     Event,
+    JobResult,
     Outcome,
     OutcomeStatus,
     PhaseStarted,
@@ -119,8 +119,7 @@ class Gang:
                 if stopped := [rank for rank in self._alive() if rank.pid in hung]:
                     why = f"was stopped (SIGSTOP) for {self._stopped.after_s:.0f} s"
                     return _killed_as_hung(stopped, why, was_killed=True)
-        result = self._ranks[0].result
-        return Outcome(status=OutcomeStatus(result["status"]), message=result.get("message", ""), result=result)
+        return Outcome.of(self._ranks[0].result)
 
     def _handle_events(
         self, selector: selectors.BaseSelector, on_event: Callable[[Event], None], *, seconds: float
@@ -157,7 +156,7 @@ class _Rank:
         self.exit_status: int | None = None
         self.is_fenced = False
         self.failure: RankFailed | None = None
-        self.result: Mapping[str, Any] = {}
+        self.result = JobResult()
         self.phase = "starting"
         self.timeout_s = FIRST_TIMEOUT_S
         self._heard_s = time.monotonic()
@@ -195,7 +194,7 @@ class _Rank:
                 self.channel.send({"command": command})
 
     def has_failed(self) -> bool:
-        return self.failure is not None or (not self.alive and self.exit_status != 0)
+        return self.failure is not None or not (self.alive or (self.exit_status == 0 and self.result.status))
 
     def precedence(self) -> int:
         """Returns the order of this failure among those of all ranks; the lowest one explains the others.

@@ -23,26 +23,39 @@ MAX_IN_REFUSED = 200  # characters of a refused event that a message quotes
 
 ENDED_EARLY = "reached_target"  # the stored name, kept for earlier releases
 """The key of a result with whether the target is reached, of a job that has ended and has one."""
-MEMBERS = "fellows"  # the stored name, kept for earlier releases
-"""Key of a gang's result, and of a segment in the journal: what belongs to the other jobs that the gang trains."""
 NUM_ROWS = "num_evaluated_rows"
 """The key of a result, and of jobs' records, with the number of held-out rows that the metrics were computed of."""
 
 
+class OutcomeStatus(StrEnum):
+    """How a gang, or one job of a group, ended."""
+
+    DONE = "done"
+    PREEMPTED = "preempted"  # stopped by a command, and checkpointed
+    OUT_OF_MEMORY = "out_of_memory"
+    CRASHED = "crashed"  # a rank died, hung or raised: another try may succeed
+    INVALID = "invalid"  # the user has to correct something: another try would end the same way
+    LOST = "lost"  # its node is lost, or the fork server's fence ended the ranks: this machine's part was given up
+    LEFT = "left"  # of one job of a group: it left the group, whose other jobs continue
+
+
 @dataclass(frozen=True, kw_only=True)
 class JobResult:
-    """What a gang reports of one of its jobs at its end, as a result has it in its JSON form.
+    """What a gang reports of one of its jobs at its end. Fields that were not reported have their defaults.
 
     status, message: how the job ended in the gang. step: so many steps are done and checkpointed.
     first_step: the step from which the gang trained the job.
     metrics, num_rows: of the last evaluation, and the number of its rows.
     compared: the metrics of the model and of the models that it was made of, on the same rows.
     ended_early: of a job that may end before its last step, whether it has reached what it trains for.
-    members: the results of the other jobs of the gang, by name.
-    others: what features add, and seconds that were measured.
+    startup_s, save_s, evaluate_s, export_s: the duration of the start, the last save, the last evaluation, the export.
+    members: the results of the other jobs of the gang, by name; their stored key is kept for earlier releases.
+    others: what features add.
     """
 
-    status: str = ""
+    OMITS_DEFAULTS: ClassVar[bool] = True
+
+    status: OutcomeStatus | None = None
     message: str = ""
     first_step: int | None = None
     step: int | None = None
@@ -50,7 +63,11 @@ class JobResult:
     num_rows: int | None = stored_as(NUM_ROWS, default=None)
     compared: tuple[Mapping[str, Any], ...] | None = None
     ended_early: bool | None = stored_as(ENDED_EARLY, default=None)
-    members: "Mapping[str, JobResult] | None" = stored_as(MEMBERS, default=None)  # noqa: RUF009 - it makes a field
+    startup_s: float | None = None
+    save_s: float | None = None
+    evaluate_s: float | None = None
+    export_s: float | None = None
+    members: "Mapping[str, JobResult] | None" = stored_as("fellows", default=None)  # noqa: RUF009 - it makes a field
     others: Mapping[str, Any] = stored_flat({})
 
     @property
@@ -66,18 +83,6 @@ class JobResult:
         if self.metrics is None:
             raise ValueError("the result has no metrics")
         return self.metrics
-
-
-class OutcomeStatus(StrEnum):
-    """How a gang, or one job of a group, ended."""
-
-    DONE = "done"
-    PREEMPTED = "preempted"  # stopped by a command, and checkpointed
-    OUT_OF_MEMORY = "out_of_memory"
-    CRASHED = "crashed"  # a rank died, hung or raised: another try may succeed
-    INVALID = "invalid"  # the user has to correct something: another try would end the same way
-    LOST = "lost"  # its node is lost, or the fork server's fence ended the ranks: this machine's part was given up
-    LEFT = "left"  # of one job of a group: it left the group, whose other jobs continue
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,21 +129,18 @@ def _checked_load(load: Any) -> Any:
     return load
 
 
-def _checked_result(result: Any) -> Any:
+def _checked_result(result: JobResult) -> JobResult:
     """Checks what a rank returns for its job, and for each member of a group."""
-    if not isinstance(result, Mapping):
-        raise ValueError(f"the result of a rank is an object, not {result!r:.100}")
-    if "status" in result:
-        OutcomeStatus(result["status"])
-    for key in ("step", "first_step"):
-        if result.get(key) is not None:
-            _checked_step(result[key])
-    if result.get("metrics") is not None:
-        checked_values(result["metrics"])
-    if result.get(NUM_ROWS) is not None:
-        _checked_count(result[NUM_ROWS])
-    for each in dict(result.get(MEMBERS) or {}).values():
-        _checked_result(each)
+    for step in (result.step, result.first_step):
+        if step is not None:
+            _checked_step(step)
+    if result.metrics is not None:
+        checked_values(result.metrics)
+    if result.num_rows is not None:
+        _checked_count(result.num_rows)
+    _checked_seconds((result.startup_s, result.save_s, result.evaluate_s, result.export_s))
+    for member in (result.members or {}).values():
+        _checked_result(member)
     return result
 
 
@@ -198,10 +200,10 @@ class RankFailed(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class RankResult(Event):
-    """The rank has completed its order. result: status, step, metrics and seconds, or a trial's status."""
+    """The rank has completed its order. result: of a trial, its status alone."""
 
     NAME = "result"
-    result: Mapping[str, Any]
+    result: JobResult
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -423,15 +425,10 @@ class KernelsRefused(JobEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class JobOfGroupEnded(JobEvent):
-    """One job of a group has ended, and the gang continues. outcome: the JSON form of its `JobResult`."""
+    """One job of a group has ended, and the gang continues."""
 
     NAME = "ended"
-    outcome: Mapping[str, Any]
-
-    @property
-    def job_result(self) -> JobResult:
-        """The result of the job."""
-        return from_json(JobResult, self.outcome)
+    outcome: JobResult
 
 
 # -- of a node -------------------------------------------------------------------------------------------------------
@@ -455,7 +452,7 @@ class Outcome(Event):
     """How a gang, or a node's share of it, ended; the last event of a share.
 
     message: explanation for a person.
-    result: the last result of rank 0, in the JSON form of a `JobResult`.
+    result: the last result of rank 0, about the job of the gang's order.
     was_killed: whether an external cause (a signal, or the end of its launcher) ended it, so that another try may
         succeed.
     is_of_code: whether the job's code raised an error, which repeats itself where nothing else changes.
@@ -464,14 +461,14 @@ class Outcome(Event):
     NAME = "outcome"
     status: OutcomeStatus
     message: str = ""
-    result: Mapping[str, Any] = field(default_factory=dict)
+    result: JobResult = field(default_factory=JobResult)
     was_killed: bool = False
     is_of_code: bool = field(default=False, metadata=SINCE_LATER)
 
-    @property
-    def job_result(self) -> JobResult:
-        """The result of the job of the gang's order."""
-        return from_json(JobResult, self.result)
+    @classmethod
+    def of(cls, result: JobResult) -> Self:
+        """Returns the outcome of a gang that has ended with a result. Raises ValueError where that has no status."""
+        return cls(status=OutcomeStatus(result.status or ""), message=result.message, result=result)
 
 
 # -- of scoring and evaluation on request ----------------------------------------------------------------------------

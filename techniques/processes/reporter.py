@@ -89,10 +89,12 @@ def _log_line(event: gang_events.Event) -> str | None:
             return f"{_of(event.job)}saved a checkpoint of step {step}"
         case gang_events.CheckpointFailed(message=message) | gang_events.KernelsRefused(message=message):
             return f"{_of(event.job)}{message}"
-        case gang_events.JobOfGroupEnded(outcome=outcome) | gang_events.RankResult(result=outcome) if "step" in outcome:
+        case gang_events.JobOfGroupEnded(outcome=result) | gang_events.RankResult(result=result) if (
+            result.step is not None
+        ):
             job = event.job if isinstance(event, gang_events.JobOfGroupEnded) else None
-            ended = f"{_of(job)}{outcome['status']} at step {outcome['step']}"
-            text = metrics_text(outcome.get("metrics") or {}, num_rows=outcome.get(gang_events.NUM_ROWS))
+            ended = f"{_of(job)}{result.status} at step {result.step}"
+            text = metrics_text(result.metrics or {}, num_rows=result.num_rows)
             return f"{ended}: {text}" if text else ended
     return None
 

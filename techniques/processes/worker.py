@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,7 +18,7 @@ from ringmaster.techniques.black_box import BlackBox, checked_result
 from ringmaster.techniques.checkpoints.checkpoint import fetch_model, store_model
 from ringmaster.techniques.processes.channel import Channel
 from ringmaster.techniques.processes.failures import failure_kind, is_of_code
-from ringmaster.techniques.processes.gang_events import OutcomeStatus, RankFailed, RankResult
+from ringmaster.techniques.processes.gang_events import JobResult, OutcomeStatus, RankFailed, RankResult
 from ringmaster.techniques.processes.order import TRAIN, TRIAL, GangOrder
 from ringmaster.techniques.processes.ranks import join, show_gpus
 from ringmaster.techniques.processes.reporter import RankLog, Reporter
@@ -86,11 +87,10 @@ def _run(order: GangOrder, rank: int, reporter: Reporter) -> NoReturn:
     _exit_process(0)
 
 
-def _with_features(result: dict[str, Any], order: GangOrder) -> dict[str, Any]:
+def _with_features(result: JobResult, order: GangOrder) -> JobResult:
     """Returns the result of a segment with what the features of its job add."""
-    for feature in order.job.features:
-        result |= feature.segment_result(cache_dir=Path(order.cache_dir))
-    return result
+    results = (feature.segment_result(cache_dir=Path(order.cache_dir)) for feature in order.job.features)
+    return replace(result, others={**result.others, **{key: each[key] for each in results for key in each}})
 
 
 class _Log(io.FileIO):

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
 from ringmaster.techniques.checkpoints.saving import CheckpointedState, Saver, SaveVotes, WriteRetries, takes_nothing
 from ringmaster.techniques.processes.core_load import CoreLoad
 from ringmaster.techniques.processes.gang_events import (
-    NUM_ROWS,
     EvaluationReported,
     JobEvent,
     JobReady,
+    JobResult,
     OutcomeStatus,
     Steps,
 )
@@ -103,7 +104,7 @@ class JobSession:
         self.progress = StepProgress(sender, state.ranks)
         self._saver = Saver(state, state.store(self._root), sender, ranks=state.ranks)
         self._saved_s, self._saved_step = time.monotonic(), state.next_step
-        self._result: dict[str, Any] = {}
+        self._result = JobResult(first_step=self.first_step)
         self._metrics: Mapping[str, float] | None = None  # those with which the job ends
         self.is_exported = False
 
@@ -146,7 +147,7 @@ class JobSession:
 
     def ready(self, *, startup_s: float) -> None:
         """Reports that the job is about to take its first step, and what its callbacks report."""
-        self._result["startup_s"] = startup_s
+        self._result = replace(self._result, startup_s=startup_s)
         self.state.begin_segment(self._root)
         self._sender.send(JobReady(step=self.first_step, startup_s=startup_s))
         for event in self.state.first_events():
@@ -155,7 +156,7 @@ class JobSession:
     def measured(self, metrics: Mapping[str, float], *, seconds: float) -> None:
         """Reports metrics, or keeps those with which the job ends. seconds: its share of the evaluation."""
         if self.is_at_its_end:
-            self._metrics, self._result["evaluate_s"] = metrics, seconds
+            self._metrics, self._result = metrics, replace(self._result, evaluate_s=seconds)
             return
         self.progress.flush()
         step, num_rows = self.state.next_step, self.state.num_evaluated_rows()
@@ -164,7 +165,7 @@ class JobSession:
             report = callback.change_report(report)
         self._sender.send(report)
         if report.part is None and any(callback.ends_job(metrics) for callback in self.state.callbacks):
-            self._metrics, self._result["evaluate_s"] = metrics, 0.0
+            self._metrics, self._result = metrics, replace(self._result, evaluate_s=0.0)
 
     # -- checkpoints ---------------------------------------------------------------------------------------------------
 
@@ -210,8 +211,8 @@ class JobSession:
         """
         self.begin_last_save()
         self._saver.finish_last(gives_up=self._has_stop_command)
-        if self._saved_step > self.first_step:
-            self._result.setdefault("save_s", time.monotonic() - self._saved_s)
+        if self._saved_step > self.first_step and self._result.save_s is None:
+            self._result = replace(self._result, save_s=time.monotonic() - self._saved_s)
 
     def export(self) -> None:
         """Writes the finished model, and waits where its disk or store takes nothing.
@@ -234,22 +235,22 @@ class JobSession:
                 raise what
             if not retries.wait(OSError(f"the model cannot be written: {what}"), step=self.state.next_step):
                 return
-        self._result["export_s"] = time.perf_counter() - started_s
+        self._result = replace(self._result, export_s=time.perf_counter() - started_s)
         for callback in self.state.callbacks:
-            self._result |= callback.after_export(self.state, self._reporter)
+            self._result = replace(self._result, **callback.after_export(self.state, self._reporter))
         self.is_exported = True
 
-    def end(self, status: OutcomeStatus, *, message: str = "") -> dict[str, Any]:
-        """Ends the session: finishes its save, sends its remaining steps and returns its outcome."""
+    def end(self, status: OutcomeStatus, *, message: str = "") -> JobResult:
+        """Ends the session: finishes its save, sends its remaining steps and returns its result."""
         self._saver.finish()
         self.progress.flush()
         step = self._saver.saved_step if self._saver.has_failed else self.state.next_step
-        outcome: dict[str, Any] = {"status": status, "first_step": self.first_step, "step": step, **self._result}
+        result = replace(self._result, status=status, message=message, step=step)
         if status == OutcomeStatus.DONE and self._metrics is not None:
-            outcome |= {"metrics": dict(self._metrics), NUM_ROWS: self.state.num_evaluated_rows()}
+            result = replace(result, metrics=dict(self._metrics), num_rows=self.state.num_evaluated_rows())
             for callback in self.state.callbacks:
-                outcome |= callback.final_values(self._metrics)
-        return {**outcome, "message": message} if message else outcome
+                result = replace(result, **callback.final_values(self._metrics))
+        return result
 
     def _has_stop_command(self) -> bool:
         return self._reporter.has_command(STOP) or self.name in self._reporter.commanded_to_leave()

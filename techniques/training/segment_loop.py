@@ -21,11 +21,11 @@ import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
 from ringmaster.techniques.processes.failures import failure_kind
-from ringmaster.techniques.processes.gang_events import JobOfGroupEnded, OutcomeStatus
+from ringmaster.techniques.processes.gang_events import JobOfGroupEnded, JobResult, OutcomeStatus
 from ringmaster.techniques.processes.order import GangOrder
 from ringmaster.techniques.processes.ranks import RankContext
 from ringmaster.techniques.processes.reporter import STOP, Reporter
@@ -106,7 +106,7 @@ class SingleStepper:
         return {self._state.job.name: self._state.evaluate()}
 
 
-def train_segment(state: TrainedState, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
+def train_segment(state: TrainedState, order: GangOrder, reporter: Reporter) -> JobResult:
     """Trains one job to `order.last_step`; after its last step, evaluates and exports its model. Returns the result."""
     segment = SegmentLoop(SingleStepper(state), [order], reporter)
     segment.train()
@@ -142,7 +142,7 @@ class SegmentLoop:
         self._waiting = list(orders)
         self._at_once = at_once or len(orders)
         self._sessions: dict[str, JobSession] = {}
-        self.outcomes: dict[str, dict[str, Any]] = {}
+        self.outcomes: dict[str, JobResult] = {}
         self._until = 0  # last step of the latest command to the lead job to continue
 
     def train(self) -> None:
@@ -159,7 +159,7 @@ class SegmentLoop:
     def _is_dissolved(self) -> bool:
         """Whether the lead job ended early."""
         lead = self.outcomes.get(self._order.job.name)
-        return lead is not None and lead["status"] != OutcomeStatus.DONE
+        return lead is not None and lead.status != OutcomeStatus.DONE
 
     @property
     def _in_line(self) -> list[str]:
@@ -351,7 +351,7 @@ class SegmentLoop:
         gone = [order for order in self._waiting if order.job.name in jobs]
         self._waiting = [order for order in self._waiting if order.job.name not in jobs]
         for order in gone:
-            self._close(order.job.name, {"status": status, "step": _steps_done(order)})
+            self._close(order.job.name, JobResult(status=status, step=_steps_done(order)))
 
     def _prolong(self, sessions: Iterable[JobSession]) -> None:
         """Extends the jobs' last steps by as many steps as the lead job's was extended."""
@@ -366,7 +366,7 @@ class SegmentLoop:
             state = self._stepper.open(order)
         except Exception as error:  # noqa: BLE001 - a user's data may raise anything: the others can continue
             status, message = self._verdict(name, error)
-            self._close(name, {"status": status, "step": _steps_done(order), "message": message})
+            self._close(name, JobResult(status=status, step=_steps_done(order), message=message))
         else:
             sender = self._reporter.about(name) if self._stepper.isolates else self._reporter
             self._sessions[name] = JobSession(state, reporter=self._reporter, sender=sender)
@@ -406,12 +406,12 @@ class SegmentLoop:
         status = OutcomeStatus.PREEMPTED if is_lead and status == OutcomeStatus.LEFT else status
         self._close(session.name, session.end(status, message=message))
 
-    def _close(self, job: str, outcome: dict[str, Any]) -> None:
+    def _close(self, job: str, outcome: JobResult) -> None:
         """Keeps the outcome of a job. None joins any more once the lead job has ended early."""
         self.outcomes[job] = outcome
         if self._is_dissolved:
             self._end_waiting(self._in_line, OutcomeStatus.PREEMPTED)
-        if job != self._order.job.name and outcome["status"] != OutcomeStatus.PREEMPTED:
+        if job != self._order.job.name and outcome.status != OutcomeStatus.PREEMPTED:
             self._reporter.about(job).send(JobOfGroupEnded(outcome=outcome))
 
 

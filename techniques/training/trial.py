@@ -11,7 +11,7 @@ import torch
 from ringmaster.techniques.checkpoints.checkpoint import WritePieces
 from ringmaster.techniques.checkpoints.state import HostCopies
 from ringmaster.techniques.estimates.device_rates import standard_error, time_on_ranks
-from ringmaster.techniques.processes.gang_events import JobReady, TrialMeasured
+from ringmaster.techniques.processes.gang_events import JobReady, JobResult, OutcomeStatus, TrialMeasured
 from ringmaster.techniques.processes.order import GangOrder
 from ringmaster.techniques.processes.ranks import RankContext
 from ringmaster.techniques.processes.reporter import MEASURE, STOP, Reporter
@@ -54,7 +54,7 @@ class TrialSubject(Protocol):
         """Returns the number of global batches of one evaluation."""
 
 
-def trial(trainer: TrialSubject, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
+def trial(trainer: TrialSubject, order: GangOrder, reporter: Reporter) -> JobResult:
     """Warms up, sends "ready", measures on command, sends "measured", and keeps its devices busy until stopped.
 
     By the order of these events, the supervisor can start all measurements of a node together, and end no trial before
@@ -87,7 +87,7 @@ def trial(trainer: TrialSubject, order: GangOrder, reporter: Reporter) -> dict[s
             profile = {**measured, **_measure_saving(trainer, order)}
             reporter.send(TrialMeasured(profile=profile, mean_step_s=statistics.fmean(seconds) + further_s))
     reporter.send(time_on_ranks(trainer.ranks))
-    return {"status": "done"}
+    return JobResult(status=OutcomeStatus.DONE)
 
 
 def _timed_step(trainer: TrialSubject, reporter: Reporter) -> tuple[float, tuple[bool, bool]]:

@@ -28,7 +28,7 @@ def assert_nothing_twice(pool, batch):
             for ready in [content for content in mine if isinstance(content, JobReady)]:
                 assert ready.step >= kept, f"{name}: {ready.step} is before the checkpoint of {kept}"
             saved = [content.step for content in mine if isinstance(content, CheckpointSaved)]
-            ended = [content.result.get("step", 0) for content in mine if isinstance(content, Outcome)]
+            ended = [content.result.step or 0 for content in mine if isinstance(content, Outcome)]
             kept = max([kept, *saved, *ended])
 
 

@@ -66,7 +66,7 @@ def test_a_pool_is_upgraded_with_jobs_running(pool, newer, bench, recovered):
     pool.finish(batch)
     for job in jobs:
         segments = [segment for segment in pool.segments(batch) if segment.job == job.name]
-        assert [segment.outcome["status"] for segment in segments[:-1]] == ["preempted"] * (len(segments) - 1)
-        assert all(after.spec.first_step == before.outcome["step"] for before, after in pairwise(segments))
+        assert [segment.outcome.status for segment in segments[:-1]] == ["preempted"] * (len(segments) - 1)
+        assert all(after.spec.first_step == before.outcome.step for before, after in pairwise(segments))
         assert len(pool.trace.of(job=job.name)) == job.num_steps, "every step is trained once, and no more"
     assert_well(pool, batch, jobs, bench)

@@ -97,7 +97,7 @@ class ElasticPool(Pool):
 
     def outcomes(self, batch):
         """Returns the status of the outcome of each ended segment of a batch, in order."""
-        return [segment.outcome["status"] for segment in self.segments(batch) if segment.outcome]
+        return [segment.outcome.status for segment in self.segments(batch) if segment.outcome]
 
     def num_alarms(self):
         """Returns how many alarms the controllers have raised so far."""

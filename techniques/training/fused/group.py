@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -28,6 +27,7 @@ from ringmaster.techniques.multi_adapter.adapter_batches import in_order
 from ringmaster.techniques.multi_adapter.multi_adapter_base import MultiAdapterBase, shard
 from ringmaster.techniques.multi_adapter.packed_attention import packed_attention
 from ringmaster.techniques.multi_adapter.parameter_rows import ParameterRow, lay_below, sum_gradients
+from ringmaster.techniques.processes.gang_events import JobResult
 from ringmaster.techniques.processes.order import GangOrder
 from ringmaster.techniques.processes.ranks import RankContext, join
 from ringmaster.techniques.processes.reporter import Reporter
@@ -225,7 +225,7 @@ def _own(base: nn.Module, jobs: Sequence[Job]) -> set[str]:
     return result
 
 
-def profile(order: GangOrder, reporter: Reporter, *, rank: int = 0) -> dict[str, Any]:
+def profile(order: GangOrder, reporter: Reporter, *, rank: int = 0) -> JobResult:
     """Runs `techniques.training.trial.trial` on all jobs of the order together.
 
     All durations are the gang's; those of the checkpoint, export and evaluation cover all jobs.

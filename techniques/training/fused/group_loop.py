@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
 
-from ringmaster.techniques.processes.gang_events import MEMBERS
+from ringmaster.techniques.processes.gang_events import JobResult
 from ringmaster.techniques.processes.order import GangOrder
 from ringmaster.techniques.processes.reporter import Reporter
 from ringmaster.techniques.training.fused.group import FusedGroup, join_group, open_group, orders_of
@@ -16,8 +16,8 @@ from ringmaster.techniques.training.segment_loop import BUILD_TIMEOUT_S, Segment
 from ringmaster.techniques.training.trainer import StepReport
 
 
-def run(order: GangOrder, reporter: Reporter, *, rank: int = 0) -> dict[str, Any]:
-    """Trains the order's job and its members. Returns the lead job's result, with the members' results as "fellows".
+def run(order: GangOrder, reporter: Reporter, *, rank: int = 0) -> JobResult:
+    """Trains the order's job and its members. Returns the lead job's result, with the members' results.
 
     Raises errors that no single member causes: the base cannot be built, memory runs out, or a device fails.
     """
@@ -26,7 +26,7 @@ def run(order: GangOrder, reporter: Reporter, *, rank: int = 0) -> dict[str, Any
     segment.train()
     stepper.ranks.agree(True)  # no rank exits while a peer may still wait for it
     outcomes = dict(segment.outcomes)
-    return {**outcomes.pop(order.job.name), MEMBERS: outcomes}
+    return replace(outcomes.pop(order.job.name), members=outcomes)
 
 
 class FusedStepper:

@@ -90,8 +90,8 @@ def test_a_node_that_gets_notice(pool, bench, recovered):
     pool.finish(batch)
     assert name not in {node.name for node in NodeRegistry(pool.database).all()}
     first, second = pool.segments(batch)
-    assert first.outcome["status"] == "preempted"
-    assert second.spec.first_step == first.outcome["step"]
+    assert first.outcome.status == "preempted"
+    assert second.spec.first_step == first.outcome.step
     assert len(pool.trace.of(job="spot")) == job.num_steps, "every step is trained once, and no more"
     assert_well(pool, batch, [job], bench)
 

@@ -41,7 +41,7 @@ def test_prefects_server_is_down_for_a_minute(pool, bench, recovered):
     recovered("Prefect's server down: it is up again", time.monotonic() - before_s)
     for each in (batch, second):
         pool.finish(each)
-    assert {segment.outcome["status"] for segment in pool.segments(batch)} == {"done"}
+    assert {segment.outcome.status for segment in pool.segments(batch)} == {"done"}
     begun_s = min(step["s"] for step in pool.trace.of(job="behind"))
     recovered("Prefect's server down: what waited for it trains, after its start", begun_s - before_s)
     assert_well(pool, batch, [long], bench)

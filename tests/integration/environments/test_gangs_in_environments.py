@@ -130,7 +130,7 @@ def test_jobs_with_two_locks_are_inspected_and_trained_each_in_its_own(bench, tm
     (first, (loss, *_)), (second, (double_loss, *_)) = results
     assert double_loss == pytest.approx(2 * loss)
     for number, result in enumerate((first, second), start=1):
-        used = result[RESULT]
+        used = result.others[RESULT]
         assert used["packages"]["tinytools"] == f"{number}.0"
         assert {"torch", "transformers"} <= used["packages"].keys()
         (link,) = read_chain(tmp_path / f"v{number}" / "checkpoints").links
@@ -148,8 +148,8 @@ def test_commands_with_two_locks_run_each_in_its_own(bench, tmp_path, in_home_of
     for number, job in enumerate(batch.jobs, start=1):
         result, losses = trained_by(bench.server, bench.order(job, Layout("command"), tmp_path / job.name))
         assert losses == [number, number]
-        assert result["metrics"]["torch"] == 0
-        assert result[RESULT]["packages"] == {"tinytools": "1.0"}
+        assert result.metrics["torch"] == 0
+        assert result.others[RESULT]["packages"] == {"tinytools": "1.0"}
 
 
 @pytest.mark.full

@@ -47,7 +47,7 @@ def answers(tmp_path):
 
 def metrics_of(trained):
     assert trained.outcome.status == "done", trained.outcome
-    return trained.outcome.result["metrics"]
+    return trained.outcome.result.metrics
 
 
 def test_a_model_that_has_learnt_its_answers_writes_them(bench, tmp_path, answers):

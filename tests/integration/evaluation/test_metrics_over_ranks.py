@@ -23,7 +23,7 @@ TOKENS = ("exact_match", "rouge_l", "accuracy")
 
 def metrics_of(trained):
     assert trained.outcome.status == "done", trained.outcome
-    return trained.outcome.result["metrics"]
+    return trained.outcome.result.metrics
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_jobs_with_other_batch_sizes_are_evaluated_on_the_same_rows(bench, tmp_p
     found = {}
     for size, layout in ((4, Layout("single")), (16, Layout("ddp", 2, {"micro_batch": 4})), (64, Layout("single"))):
         trained = bench.train(replace(still, global_batch_size=size), layout, tmp_path / str(size))
-        assert trained.outcome.result["num_evaluated_rows"] == 30
+        assert trained.outcome.result.num_rows == 30
         assert [each.num_rows for each in trained.events if isinstance(each, EvaluationReported)] == [30]
         found[size] = metrics_of(trained)
     assert found[16] == pytest.approx(found[4], rel=1e-5)

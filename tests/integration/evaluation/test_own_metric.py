@@ -86,9 +86,9 @@ def test_it_is_measured_by_the_trainer_scored_by_row_and_decides_on_promotions(s
     paths = (str(site),)
     one = bench.train(job, SINGLE, tmp_path / "one", import_paths=paths)
     two = bench.train(job, Layout("ddp", 2, {"micro_batch": 2}), tmp_path / "two", import_paths=paths)
-    value = one.outcome.result["metrics"][GAP]
-    assert set(two.outcome.result["metrics"]) == {"loss", GAP}
-    assert two.outcome.result["metrics"][GAP] == pytest.approx(value, rel=1e-4)
+    value = one.outcome.result.metrics[GAP]
+    assert set(two.outcome.result.metrics) == {"loss", GAP}
+    assert two.outcome.result.metrics[GAP] == pytest.approx(value, rel=1e-4)
 
     folder = Path(one.order.model_dir)
     scores = score_together({"it": folder}, job=job, cache_dir=bench.cache_dir).scores["it"].arrays
@@ -98,7 +98,7 @@ def test_it_is_measured_by_the_trainer_scored_by_row_and_decides_on_promotions(s
     assert value == pytest.approx(abs(confidence - share), rel=1e-4)
 
     worse = bench.train(replace(job, num_steps=1, seed=1), SINGLE, tmp_path / "worse", import_paths=paths, last_step=1)
-    other = worse.outcome.result["metrics"][GAP]
+    other = worse.outcome.result.metrics[GAP]
     assert other != value
     environment = TrialEnvironment(
         server=bench.server, devices=(DEVICE,), cache_dir=bench.cache_dir, import_paths=paths

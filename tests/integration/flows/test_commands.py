@@ -38,9 +38,9 @@ def test_a_command_trains_from_its_order_to_the_exported_model(bench, tmp_path):
     trained = bench.train(job(bench, num_steps=6), COMMAND, tmp_path)
     assert trained.outcome.status == "done", trained.outcome
     result = trained.outcome.result
-    assert (result["first_step"], result["step"]) == (0, 6)
-    assert result["metrics"] == {"loss": pytest.approx(1 / sum_below(6)), "total": 15.0}
-    assert (result["evaluate_s"], result["export_s"]) == (0.25, 0.125)
+    assert (result.first_step, result.step) == (0, 6)
+    assert result.metrics == {"loss": pytest.approx(1 / sum_below(6)), "total": 15.0}
+    assert (result.evaluate_s, result.export_s) == (0.25, 0.125)
     assert trained.losses == pytest.approx([1 / step for step in range(1, 7)])
     assert exported(tmp_path) == sum_below(6)
     order = json.loads((tmp_path / "gang" / "order.json").read_text())
@@ -50,10 +50,10 @@ def test_a_command_trains_from_its_order_to_the_exported_model(bench, tmp_path):
 
 def test_a_segment_ends_where_it_should_and_the_next_goes_on(bench, tmp_path):
     first = bench.train(job(bench, num_steps=6), COMMAND, tmp_path, last_step=4)
-    assert (first.outcome.status, first.outcome.result["step"]) == ("done", 4)
+    assert (first.outcome.status, first.outcome.result.step) == ("done", 4)
     assert not (tmp_path / "model").exists()
     second = bench.train(job(bench, num_steps=6), COMMAND, tmp_path)
-    assert second.outcome.result["first_step"] == 4
+    assert second.outcome.result.first_step == 4
     assert exported(tmp_path) == sum_below(6)
 
 
@@ -68,16 +68,16 @@ def test_told_to_stop_it_checkpoints_and_goes_on_later(bench, tmp_path, how):
 
     trained = bench.train(endless, COMMAND, tmp_path, on_event=stop)
     assert trained.outcome.status == "preempted", trained.outcome
-    step = trained.outcome.result["step"]
+    step = trained.outcome.result.step
     assert 0 < step == trained.said("checkpoint")[-1].step
     again = bench.train(endless, COMMAND, tmp_path, last_step=step + 2)
-    assert (again.outcome.result["first_step"], again.outcome.result["step"]) == (step, step + 2)
+    assert (again.outcome.result.first_step, again.outcome.result.step) == (step, step + 2)
 
 
 def test_told_to_stop_before_it_has_begun_it_has_lost_nothing(bench, tmp_path):
     """The command has installed no signal handler yet, and dies of the signal."""
     trained = bench.train(job(bench, "sleeps"), COMMAND, tmp_path, on_event=lambda gang, _: gang.send(STOP))
-    assert (trained.outcome.status, trained.outcome.result["step"]) == ("preempted", 0)
+    assert (trained.outcome.status, trained.outcome.result.step) == ("preempted", 0)
 
 
 def test_checkpoints_are_kept_whole_and_few_and_a_damaged_one_is_passed_over(bench, tmp_path):
@@ -87,7 +87,7 @@ def test_checkpoints_are_kept_whole_and_few_and_a_damaged_one_is_passed_over(ben
     assert (root / "latest").read_text() == "step-00000008"
     (root / "step-00000008" / "deep" / "model.json").write_text("27")  # the same length as before
     trained = bench.train(job(bench, "saves", num_steps=20), COMMAND, tmp_path)
-    assert trained.outcome.result["first_step"] == 6
+    assert trained.outcome.result.first_step == 6
     assert "is damaged" in trained.said("checkpoint_failed")[0].message
     assert exported(tmp_path) == sum_below(20)
 

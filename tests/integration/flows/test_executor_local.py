@@ -31,7 +31,7 @@ def test_a_gang_that_is_stopped_before_it_starts_checkpoints_its_first_step(benc
     engine, job = LocalEngine(EngineContext(folder=tmp_path, launcher=bench.server)), bench.job(num_steps=ENDLESS)
     engine.send(1, STOP)
     outcome = engine.start(segment(1, bench.order(job, layout, tmp_path / "gang"), layout)).result()
-    assert (outcome.status, outcome.result["step"]) == ("preempted", 1)
+    assert (outcome.status, outcome.result.step) == ("preempted", 1)
 
 
 @pytest.mark.parametrize("layout", [SINGLE, Layout("ddp", 2)], ids=str)
@@ -50,8 +50,8 @@ def test_a_gang_goes_on_as_far_as_it_is_told_and_stops_when_it_is_told(bench, tm
     engine.send(1, until_command(ENDLESS))
     outcome = engine.start(segment(1, order, layout, on_event)).result()
     assert outcome.status == "preempted"
-    assert 20 < outcome.result["step"] < ENDLESS
-    assert last_steps[-1] == outcome.result["step"]
+    assert 20 < outcome.result.step < ENDLESS
+    assert last_steps[-1] == outcome.result.step
 
 
 def test_closing_ends_gangs_side_by_side(bench, tmp_path):

@@ -80,5 +80,5 @@ def test_a_job_that_pauses_by_its_plan_has_the_bits_of_an_undisturbed_one(bench,
     kinds = [type(event) for event in events if isinstance(event, SegmentStarted | SegmentEnded)]
     assert kinds == [SegmentStarted, SegmentEnded] * 2
     first, second = journal.segments()
-    assert (first.outcome["step"], second.outcome["first_step"], second.outcome["step"]) == (4, 4, 8)
+    assert (first.outcome.step, second.outcome.first_step, second.outcome.step) == (4, 4, 8)
     assert is_bit_equal(weights_in(paths.model_dir(job.name)), bench.reference(job).weights)

@@ -89,7 +89,7 @@ def assert_trains_the_same(bench, job, layout, folder):
     within = LARGEST_DIFFERENCE[job.optimizer.name] * (10 if job.adapter.subtracts else 1)
     assert largest_difference(trained.weights, expected.weights) <= within
     assert trained.losses == pytest.approx(expected.losses, rel=0, abs=LARGEST_LOSS_DIFFERENCE[job.optimizer.name])
-    assert trained.outcome.result["metrics"] == pytest.approx(expected.outcome.result["metrics"], abs=1e-5)
+    assert trained.outcome.result.metrics == pytest.approx(expected.outcome.result.metrics, abs=1e-5)
 
 
 def facts(bench, job):
@@ -143,7 +143,7 @@ def test_peft_loads_further_kinds_on_the_base_as_it_was(bench, tmp_path, name):
         slot=replace(bench.slot(0), cores=()),
         cache_dir=str(bench.cache_dir),
     )
-    assert evaluate_model(order) == pytest.approx(trained.outcome.result["metrics"], abs=1e-5)
+    assert evaluate_model(order) == pytest.approx(trained.outcome.result.metrics, abs=1e-5)
     if name != "prompt":
         assert torch.allclose(merge(ours)(input_ids=tokens).logits, found, atol=1e-5)
 
@@ -182,7 +182,7 @@ def test_a_base_in_4_bits_is_what_is_evaluated_scored_and_merged(bench, tmp_path
         job=job, data=to_json(data), model_dir=str(folder), slot=replace(bench.slot(0), cores=()),
         cache_dir=str(bench.cache_dir),
     )  # fmt: skip
-    expected = trained.outcome.result["metrics"]
+    expected = trained.outcome.result.metrics
     assert evaluate_model(order) == pytest.approx(expected, abs=1e-6)
     merged = build_model(job.model, data=data, seed=0, weights_from=folder)
     export_model(tmp_path / "merged", spec=job.model, model=merged, state=merged.state_dict(), prepared=data)
@@ -237,7 +237,7 @@ def test_checkpoints_hold_the_adapter_alone_and_move_between_techniques(bench, t
     assert all("lora_" in name for name in newest.manifest.tensors)
     bench.train(job, Layout("tensor", 2, CUT[0].config), tmp_path, last_step=4)
     trained, expected = bench.train(job, SINGLE, tmp_path), bench.reference(job)
-    assert trained.outcome.result["first_step"] == 4
+    assert trained.outcome.result.first_step == 4
     assert largest_difference(trained.weights, expected.weights) <= 1e-5
 
 
@@ -299,7 +299,7 @@ def test_an_adapter_is_evaluated_and_taken_from_any_checkpoint(bench, tmp_path, 
         slot=replace(bench.slot(0), cores=()),
         cache_dir=str(bench.cache_dir),
     )
-    assert evaluate_model(order) == pytest.approx(trained.outcome.result["metrics"], abs=1e-6)
+    assert evaluate_model(order) == pytest.approx(trained.outcome.result.metrics, abs=1e-6)
     root = str(tmp_path / "checkpoints")
     (name,) = checkpoint_steps(root).values()
     export_checkpoint(root, name, finished=Path(trained.order.model_dir), folder=tmp_path / "again")

@@ -161,7 +161,7 @@ def test_each_adapter_ends_as_alone(bench, base, tmp_path, recompute):
             continue
         assert losses[job.name] == alone.losses, job.name
         assert is_bit_equal(weights, alone.weights), job.name
-        assert metrics[job.name] == alone.outcome.result["metrics"], job.name
+        assert metrics[job.name] == alone.outcome.result.metrics, job.name
 
 
 def test_a_lora_where_another_scales_what_several_layers_read(bench, base, tmp_path):
@@ -287,7 +287,7 @@ def test_a_checkpoint_moves_to_and_from_a_separate_run(bench, base, tmp_path):
     for job, member in zip(jobs, members, strict=True):
         member.save(member.order.checkpoint_dir)
         ended = bench.train(job, SINGLE, folder / job.name, weights_from=base)
-        assert ended.outcome.result["first_step"] == 3
+        assert ended.outcome.result.first_step == 3
         alone = bench.train(job, SINGLE, tmp_path / job.name, weights_from=base)
         assert is_bit_equal(ended.weights, alone.weights)
 

@@ -75,7 +75,7 @@ def trained_as_planned(bench, home, plan, tmp_path):
             shutil.copytree(source / step, root / step)
             become(root, each.first_step, reference, digest=prepare(reference.data, cache_dir=bench.cache_dir).digest)
         trained = bench.train(reference, SINGLE, tmp_path / "reference" / name, weights_from=below)
-        assert trained.outcome.result["first_step"] == undone.outcome.result["first_step"] == each.first_step
+        assert trained.outcome.result.first_step == undone.outcome.result.first_step == each.first_step
         assert is_bit_equal(trained.weights, undone.weights)
         made[name] = tmp_path / "undone" / name / "model"
     assert made

@@ -106,7 +106,7 @@ def check_the_rest_is_trained(bench, home, job, tmp_path):
     shutil.copytree(home / "batches" / job.name / "checkpoints" / f"step-{start:08d}", root / f"step-{start:08d}")
     become(root, start, reference, digest=prepare(data, cache_dir=bench.cache_dir).digest)
     continued = bench.train(reference, SINGLE, tmp_path / "reference")
-    assert continued.outcome.result["first_step"] == undone.outcome.result["first_step"] == start
+    assert continued.outcome.result.first_step == undone.outcome.result.first_step == start
     assert is_bit_equal(undone.weights, continued.weights)
     assert not is_bit_equal(undone.weights, weights_in(home / "batches" / job.name / "model"))
     return model

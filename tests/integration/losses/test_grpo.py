@@ -39,14 +39,14 @@ def test_the_reward_rises(bench, prompts):
     job = job_of(bench, prompts, num_steps=30, optimizer=replace(ADAMW, lr=0.01))
     trained = bench.reference(job)
     assert trained.outcome.status == "done", trained.outcome
-    assert trained.outcome.result["metrics"]["reward"] > 0.3
+    assert trained.outcome.result.metrics["reward"] > 0.3
 
 
 def test_a_resumed_job_writes_the_same_completions(bench, prompts, tmp_path):
     job = job_of(bench, prompts, options={"scale_rewards": "none"})
     bench.train(job, SINGLE, tmp_path, last_step=3)
     second = bench.train(job, SINGLE, tmp_path)
-    assert second.outcome.result["first_step"] == 3
+    assert second.outcome.result.first_step == 3
     assert second.losses == bench.reference(job).losses[3:]
     assert is_bit_equal(second.weights, bench.reference(job).weights)
 
@@ -67,7 +67,7 @@ def test_other_layouts_write_the_same_completions_in_fp32(bench, prompts, tmp_pa
     trained, expected = bench.train(job, layout, tmp_path), bench.reference(job)
     assert trained.losses == pytest.approx(expected.losses, rel=0, abs=1e-5)
     assert largest_difference(trained.weights, expected.weights) <= 1e-5
-    assert trained.outcome.result["metrics"] == pytest.approx(expected.outcome.result["metrics"])
+    assert trained.outcome.result.metrics == pytest.approx(expected.outcome.result.metrics)
 
 
 @pytest.mark.full
@@ -165,4 +165,4 @@ def test_scored_rows_have_the_trainers_reward(bench, prompts):
     folder = Path(trained.order.model_dir)
     scores = score_models({"it": folder}, job=job, data=data, environment=environment, device=device).scores["it"]
     found = scores.sums["reward_sums"].sum() / scores.sums["rewarded"].sum()
-    assert found == pytest.approx(trained.outcome.result["metrics"]["reward"], abs=1e-6)
+    assert found == pytest.approx(trained.outcome.result.metrics["reward"], abs=1e-6)

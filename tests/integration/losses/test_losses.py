@@ -86,7 +86,7 @@ def assert_trains_the_same(bench, job, layout, folder):
     trained, expected = bench.train(job, layout, folder), bench.reference(job)
     assert largest_difference(trained.weights, expected.weights) <= EXACT[job.optimizer.name]
     assert trained.losses == pytest.approx(expected.losses, rel=0, abs=5e-6)
-    assert trained.outcome.result["metrics"] == pytest.approx(expected.outcome.result["metrics"], abs=1e-5)
+    assert trained.outcome.result.metrics == pytest.approx(expected.outcome.result.metrics, abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_an_evaluation_of_kto_does_not_depend_on_how_its_rows_are_batched(bench,
         slot=replace(bench.slot(0), cores=()),
         cache_dir=str(bench.cache_dir),
     )
-    expected = trained.outcome.result["metrics"]
+    expected = trained.outcome.result.metrics
     for size in (1, 3, 12):
         found = evaluate_model(replace(order, job=replace(job, global_batch_size=size)))
         assert found == pytest.approx(expected, abs=1e-6)
@@ -222,7 +222,7 @@ def test_a_restored_job_compares_with_its_first_weights(bench, tmp_path, adapter
     job = preference_job(bench, "dpo", adapter=adapter)
     bench.train(job, SINGLE, tmp_path, last_step=3)
     second = bench.train(job, SINGLE, tmp_path)
-    assert second.outcome.result["first_step"] == 3
+    assert second.outcome.result.first_step == 3
     assert second.losses == bench.reference(job).losses[3:]
     assert is_bit_equal(second.weights, bench.reference(job).weights)
 
@@ -275,7 +275,7 @@ def test_an_evaluation_on_request_finds_the_reference(bench, tmp_path, adapter):
         slot=replace(bench.slot(0), cores=()),
         cache_dir=str(bench.cache_dir),
     )
-    expected = trained.outcome.result["metrics"]
+    expected = trained.outcome.result.metrics
     assert abs(expected["loss"] - 0.693147) > 1e-4
     assert evaluate_model(order) == pytest.approx(expected, abs=1e-6)
     if adapter is None:  # the base that the model began with is not known here

@@ -86,7 +86,7 @@ def test_other_layouts_give_the_same_weights(bench, prompts, teacher, tmp_path, 
     trained, expected = bench.train(job, layout, tmp_path), bench.reference(job)
     assert trained.losses == pytest.approx(expected.losses, rel=0, abs=1e-5)
     assert largest_difference(trained.weights, expected.weights) <= 1e-5
-    assert trained.outcome.result["metrics"] == pytest.approx(expected.outcome.result["metrics"])
+    assert trained.outcome.result.metrics == pytest.approx(expected.outcome.result.metrics)
 
 
 @pytest.mark.full
@@ -124,7 +124,7 @@ def test_an_evaluation_afterwards_has_the_loss_of_the_one_in_training(bench, pro
     assert not found.faults
     sums = found.scores["it"].sums
     loss = sums["loss_sums"].sum() / sums["loss_counts"].sum()
-    assert loss == pytest.approx(trained.outcome.result["metrics"]["loss"], abs=1e-4)
+    assert loss == pytest.approx(trained.outcome.result.metrics["loss"], abs=1e-4)
 
 
 def test_a_teacher_of_other_tokens_is_refused(bench, prompts, teacher, tmp_path):

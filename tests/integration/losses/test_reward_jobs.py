@@ -47,7 +47,7 @@ def judge(bench, files):
         evaluation=EvaluationSpec(max_batches=1, metrics=("reward_accuracy",)),
     )
     trained = bench.reference(job)
-    assert trained.outcome.result["metrics"]["reward_accuracy"] > 0.9
+    assert trained.outcome.result.metrics["reward_accuracy"] > 0.9
     return Path(trained.order.model_dir)
 
 
@@ -81,7 +81,7 @@ def test_rewards_are_the_outputs_for_the_tokens_of_comparisons(judge):
 def test_a_job_is_rewarded_by_the_model_of_another(bench, files, judge, tmp_path):
     trained = bench.train(policy_job(bench, files), SINGLE, tmp_path, parents={"judge": str(judge)})
     assert trained.outcome.status == "done", trained.outcome
-    assert trained.outcome.result["metrics"]["reward"] != 0
+    assert trained.outcome.result.metrics["reward"] != 0
 
 
 def test_without_the_model_the_job_says_so(bench, files, tmp_path):

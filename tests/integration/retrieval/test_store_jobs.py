@@ -49,7 +49,7 @@ def test_a_store_is_the_same_on_any_gang_and_after_a_stop(bench, job, encoder, p
     plain = build_store(tmp_path / "plain", passages=passages, encoder=encoder, settings=SETTINGS)
     alone = bench.train(job, Layout("encode", 1), tmp_path / "alone")
     assert alone.outcome.status == "done", alone.outcome
-    assert alone.outcome.result["metrics"] == {"index_recall": plain.manifest.recall, "num_passages": 200.0}
+    assert alone.outcome.result.metrics == {"index_recall": plain.manifest.recall, "num_passages": 200.0}
 
     def stop(gang, event):
         if isinstance(event, Steps):
@@ -58,11 +58,11 @@ def test_a_store_is_the_same_on_any_gang_and_after_a_stop(bench, job, encoder, p
     folder = tmp_path / "two"
     stopped = bench.train(job, Layout("encode", 2), folder, last_step=3)
     assert stopped.outcome.status == "done", stopped.outcome
-    assert stopped.outcome.result["step"] == 3
+    assert stopped.outcome.result.step == 3
     bench.train(job, Layout("encode", 2), folder, on_event=stop)
     ended = bench.train(job, Layout("encode", 2), folder)
     assert ended.outcome.status == "done", ended.outcome
-    assert ended.outcome.result["first_step"] >= 3
+    assert ended.outcome.result.first_step >= 3
     for trained in (alone, ended):
         store = KnowledgeStore.open(Path(trained.order.model_dir))
         assert store.digest == plain.digest

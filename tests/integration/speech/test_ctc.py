@@ -75,7 +75,7 @@ def test_a_ctc_model_learns_what_transformers_trainer_teaches(bench, folder, tmp
     tokenizer = theirs.tokenizer
     texts = tokenizer.batch_decode([each[each[:, 0] > -100].argmax(-1) for each in theirs.predictions])
     wanted = error_rate([(own, true) for own, true in zip(texts, theirs.texts, strict=True)])
-    assert trained.outcome.result["metrics"]["character_error_rate"] == pytest.approx(wanted)
+    assert trained.outcome.result.metrics["character_error_rate"] == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize("optimizer", matrix([SMALL_SGD, ADAMW], quick=[SMALL_SGD], ids=["sgd", "adamw"]))
@@ -87,4 +87,4 @@ def test_every_technique_trains_the_same(bench, folder, tmp_path, layout, optimi
     trained, expected = bench.train(job, layout, tmp_path), bench.reference(job)
     assert largest_difference(trained.weights, expected.weights) <= LARGEST_DIFFERENCE[job.optimizer.name]
     assert trained.losses == pytest.approx(expected.losses, rel=1e-6)
-    assert trained.outcome.result["metrics"] == pytest.approx(expected.outcome.result["metrics"], rel=1e-6)
+    assert trained.outcome.result.metrics == pytest.approx(expected.outcome.result.metrics, rel=1e-6)

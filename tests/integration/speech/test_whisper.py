@@ -50,7 +50,7 @@ def test_a_whisper_learns_what_transformers_trainer_teaches(bench, folder, data,
     texts = theirs.tokenizer.batch_decode(tokens, skip_special_tokens=True)
     assert any(texts)
     pairs = [*zip(texts, theirs.texts, strict=True)]
-    metrics = trained.outcome.result["metrics"]
+    metrics = trained.outcome.result.metrics
     wanted = error_rate([(own.split(), true.split()) for own, true in pairs])
     assert metrics["word_error_rate"] == pytest.approx(wanted)
     assert metrics["character_error_rate"] == pytest.approx(error_rate([(own.strip(), true) for own, true in pairs]))
@@ -71,4 +71,4 @@ def test_every_technique_trains_the_same(bench, data, tmp_path, layout, optimize
     trained, expected = bench.train(job, layout, tmp_path), bench.reference(job)
     assert largest_difference(trained.weights, expected.weights) <= LARGEST_DIFFERENCE[job.optimizer.name]
     assert trained.losses == pytest.approx(expected.losses, rel=1e-6)
-    assert trained.outcome.result["metrics"] == pytest.approx(expected.outcome.result["metrics"], rel=1e-5)
+    assert trained.outcome.result.metrics == pytest.approx(expected.outcome.result.metrics, rel=1e-5)

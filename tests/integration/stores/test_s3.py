@@ -101,9 +101,9 @@ def newest(root):
 def test_a_job_saves_resumes_and_removes_old_checkpoints(gangs, server, bucket, tmp_path, layout):
     job, root = gangs.job(optimizer=ADAMW, num_steps=6), f"{bucket}/run/tiny"
     first = gangs.train(job, layout, tmp_path / "one", last_step=4, checkpoint_every_s=0.0, checkpoint_dir=root)
-    assert first.outcome.result["step"] == 4 and first.said("checkpoint")
+    assert first.outcome.result.step == 4 and first.said("checkpoint")
     second = gangs.train(job, layout, tmp_path / "two", checkpoint_dir=root)
-    assert second.outcome.result["first_step"] == 4
+    assert second.outcome.result.first_step == 4
     assert is_bit_equal(second.weights, gangs.train(job, layout, tmp_path / "undisturbed").weights)
     kept = {key.partition("/")[0] for key in keys_below(server, root)}
     assert kept - {"latest", "chain.json"} == {"step-00000004", "step-00000006"}
@@ -140,7 +140,7 @@ def test_a_crash_in_the_middle_of_a_save_leaves_the_former_checkpoint(gangs, ser
     found = CheckpointStore(root).newest()
     assert published[-1].endswith(f"{found.name}/manifest.json")
     again = gangs.train(job, SINGLE, tmp_path / "again", checkpoint_dir=root)
-    assert again.outcome.result["first_step"] == found.manifest.step
+    assert again.outcome.result.first_step == found.manifest.step
     assert is_bit_equal(again.weights, gangs.reference(job).weights)
     assert len(place_of(root).names()) == 2, "what the crash had left was removed"
 

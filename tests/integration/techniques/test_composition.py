@@ -108,7 +108,7 @@ def test_every_layout_trains_the_same_composite(bench, folder, tmp_path, layout)
     trained, expected = bench.train(job, layout, tmp_path), bench.reference(job)
     assert largest_difference(trained.weights, expected.weights) <= LARGEST_DIFFERENCE["sgd"]
     assert trained.losses == pytest.approx(expected.losses, abs=1e-6)
-    assert trained.outcome.result["metrics"] == pytest.approx(expected.outcome.result["metrics"], abs=1e-5)
+    assert trained.outcome.result.metrics == pytest.approx(expected.outcome.result.metrics, abs=1e-5)
 
 
 # Composites are saved and resumed as all jobs are: see test_conformance.py.
@@ -132,7 +132,7 @@ def test_each_job_gets_its_model_with_the_common_component(bench, folder, tmp_pa
             part, Layout("rewrite"), tmp_path / part.name, weights_from=whole.order.model_dir, last_step=0
         )
         assert extracted.outcome.status == "done", extracted.outcome
-        assert extracted.outcome.result["metrics"].keys() == {"loss", "accuracy"}
+        assert extracted.outcome.result.metrics.keys() == {"loss", "accuracy"}
         models.append(getattr(transformers, part.model.architecture).from_pretrained(extracted.order.model_dir))
     classifier, tagger = (model.state_dict() for model in models)
     common = {name for name in classifier if name.startswith("bert.encoder.")}

@@ -104,7 +104,7 @@ def assert_trains_the_same(bench, job, layout, folder):
     trained, expected = bench.train(job, layout, folder), bench.reference(job)
     assert largest_difference(trained.weights, expected.weights) <= LARGEST_DIFFERENCE[job.optimizer.name]
     assert trained.losses == pytest.approx(expected.losses, rel=0, abs=LARGEST_LOSS_DIFFERENCE)
-    assert trained.outcome.result["metrics"] == pytest.approx(expected.outcome.result["metrics"], abs=1e-5)
+    assert trained.outcome.result.metrics == pytest.approx(expected.outcome.result.metrics, abs=1e-5)
 
 
 def case(layout, optimizer):
@@ -178,7 +178,7 @@ def test_the_same_option_resumed_is_bit_equal(bench, tmp_path, layout):
     whole = bench.train(job, layout, tmp_path / "whole")
     first = bench.train(job, layout, tmp_path / "halves", last_step=3)
     second = bench.train(job, layout, tmp_path / "halves")
-    assert (first.outcome.result["step"], second.outcome.result["first_step"]) == (3, 3)
+    assert (first.outcome.result.step, second.outcome.result.first_step) == (3, 3)
     assert first.losses + second.losses == whole.losses
     assert is_bit_equal(second.weights, whole.weights)
 
@@ -206,7 +206,7 @@ def test_a_checkpoint_of_four_ranks_is_read_by_two_and_by_one(bench, tmp_path):
 
 def assert_trains_on_from(bench, job, layout, folder, *, first_step):
     trained, expected = bench.train(job, layout, folder), bench.reference(job)
-    assert trained.outcome.result["first_step"] == first_step
+    assert trained.outcome.result.first_step == first_step
     assert largest_difference(trained.weights, expected.weights) <= 1e-5
     assert trained.losses == pytest.approx(expected.losses[first_step:], rel=0, abs=1e-5)
 

@@ -40,7 +40,7 @@ def assert_trains_the_same(bench, job, layout, folder):
     assert trained.outcome.status == "done", trained.outcome
     assert trained.losses == pytest.approx(expected.losses, rel=0, abs=LARGEST_LOSS_DIFFERENCE)
     assert largest_difference(trained.weights, expected.weights) <= LARGEST_DIFFERENCE[job.optimizer.name]
-    assert trained.outcome.result["metrics"] == pytest.approx(expected.outcome.result["metrics"], abs=1e-5)
+    assert trained.outcome.result.metrics == pytest.approx(expected.outcome.result.metrics, abs=1e-5)
 
 
 # Four ranks; two are compared in test_conformance.py.
@@ -68,7 +68,7 @@ def test_the_sharded_form_and_one_process_take_over_from_each_other(bench, tmp_p
     bench.train(job, layout(sharded=True), tmp_path, last_step=2)
     bench.train(job, SINGLE, tmp_path, last_step=4)
     last = bench.train(job, layout(sharded=True, exchange="ulysses"), tmp_path)
-    assert last.outcome.result["first_step"] == 4
+    assert last.outcome.result.first_step == 4
     assert largest_difference(last.weights, bench.reference(job).weights) <= 1e-4
 
 

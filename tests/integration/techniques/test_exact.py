@@ -101,8 +101,7 @@ def assert_same_bits(trained, expected):
     difference = largest_difference(trained.weights, expected.weights)
     assert is_bit_equal(trained.weights, expected.weights), f"{trained.order.technique}: {difference}"
     assert trained.losses == expected.losses[-len(trained.losses) :]
-    result, wanted = trained.outcome.result, expected.outcome.result
-    assert result["metrics"] == wanted["metrics"]
+    assert trained.outcome.result.metrics == expected.outcome.result.metrics
     assert last_state(trained) == last_state(expected)
 
 
@@ -183,7 +182,7 @@ def test_switches_and_kills_leave_no_trace(bench, tmp_path, model, optimizer, ot
         killed = bench.train(job, layout, folder, on_event=kill)
         assert killed.outcome.status != "done"
     trained = bench.train(job, draw.choice(layouts), folder)
-    assert trained.outcome.result["first_step"] == 2 * len(route)
+    assert trained.outcome.result.first_step == 2 * len(route)
     assert_same_bits(trained, expected)
 
 

@@ -122,7 +122,7 @@ def test_a_switch_on_the_way_changes_nothing(bench, tmp_path):
     job = bench.job(BERT)
     bench.train(job, Layout("ddp", 2), tmp_path, last_step=3)
     trained = bench.train(job, Layout("single", 1, {"micro_batch": 2}), tmp_path)
-    assert trained.outcome.result["first_step"] == 3
+    assert trained.outcome.result.first_step == 3
     assert largest_difference(trained.weights, bench.reference(job).weights) <= LARGEST_DIFFERENCE["sgd"]
 
 

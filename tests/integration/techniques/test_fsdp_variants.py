@@ -54,7 +54,7 @@ def test_a_checkpoint_goes_from_one_to_the_next(bench, tmp_path):
     for last_step, layout in enumerate([SINGLE, HYBRID, OFFLOAD, Layout("ddp", 2)], start=1):
         bench.train(job, layout, tmp_path, last_step=last_step)
     trained = bench.train(job, HYBRID, tmp_path)
-    assert trained.outcome.result["first_step"] == 4
+    assert trained.outcome.result.first_step == 4
     assert largest_difference(trained.weights, bench.reference(job).weights) <= 1e-5
 
 

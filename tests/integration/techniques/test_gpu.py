@@ -136,7 +136,7 @@ def test_verified_kernels(gpu_bench, tmp_path, kernels):
 
 def test_adapters_and_evaluation(gpu_bench, tmp_path):
     job = gpu_bench.job(optimizer=ADAMW, adapter=Adapter(rank=4, dropout=0.1), precision="bf16-params")
-    assert train(gpu_bench, job, SINGLE, tmp_path).outcome.result["metrics"]["loss"] > 0
+    assert train(gpu_bench, job, SINGLE, tmp_path).outcome.result.metrics["loss"] > 0
 
 
 def test_a_trial_measures_seconds_and_the_allocators_peak(gpu_bench, tmp_path):

@@ -63,7 +63,7 @@ def assert_same_bits(trained, expected):
     difference = largest_difference(trained.weights, expected.weights)
     assert is_bit_equal(trained.weights, expected.weights), difference
     assert trained.losses == expected.losses[-len(trained.losses) :]
-    assert trained.outcome.result["metrics"] == expected.outcome.result["metrics"]
+    assert trained.outcome.result.metrics == expected.outcome.result.metrics
     assert last_state(trained) == last_state(expected)
 
 
@@ -145,7 +145,7 @@ def test_switches_and_kills_leave_no_trace(bench, tmp_path):
         bench.train(job, layout(num_devices, job), folder, last_step=2 * number)
         assert bench.train(job, layout(num_devices, job), folder, on_event=kill).outcome.status != "done"
     trained = bench.train(job, layout(1, job), folder)
-    assert trained.outcome.result["first_step"] == 10
+    assert trained.outcome.result.first_step == 10
     assert_same_bits(trained, expected)
 
 

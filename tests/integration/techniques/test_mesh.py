@@ -46,7 +46,7 @@ def assert_trains_the_same(bench, job, layout, folder):
     assert trained.outcome.status == "done", trained.outcome
     assert trained.losses == pytest.approx(expected.losses, rel=0, abs=LARGEST_LOSS_DIFFERENCE)
     assert largest_difference(trained.weights, expected.weights) <= LARGEST_DIFFERENCE[job.optimizer.name]
-    assert trained.outcome.result["metrics"] == pytest.approx(expected.outcome.result["metrics"], abs=1e-5)
+    assert trained.outcome.result.metrics == pytest.approx(expected.outcome.result.metrics, abs=1e-5)
 
 
 MESHES = [
@@ -96,7 +96,7 @@ def test_meshes_and_one_process_take_over_from_each_other(bench, tmp_path):
     bench.train(job, layout(2, 2, 1), tmp_path, last_step=3)
     bench.train(job, SINGLE, tmp_path, last_step=4)
     last = bench.train(job, layout(2, 1, 2), tmp_path)
-    assert last.outcome.result["first_step"] == 4
+    assert last.outcome.result.first_step == 4
     assert largest_difference(last.weights, bench.reference(job).weights) <= 1e-4
 
 

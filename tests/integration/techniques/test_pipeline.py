@@ -47,7 +47,7 @@ def assert_trains_the_same(bench, job, layout, folder):
     assert trained.outcome.status == "done", trained.outcome
     assert trained.losses == pytest.approx(expected.losses, rel=0, abs=LARGEST_LOSS_DIFFERENCE)
     assert largest_difference(trained.weights, expected.weights) <= LARGEST_DIFFERENCE[job.optimizer.name]
-    assert trained.outcome.result["metrics"] == pytest.approx(expected.outcome.result["metrics"], abs=1e-5)
+    assert trained.outcome.result.metrics == pytest.approx(expected.outcome.result.metrics, abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_stages_of_any_length_train_the_same_and_take_over_from_each_other(bench
     for name, then in (("same", uneven), ("other", other)):
         bench.train(job, uneven, tmp_path / name, last_step=2)
         ended[name] = bench.train(job, then, tmp_path / name)
-        assert ended[name].outcome.result["first_step"] == 2
+        assert ended[name].outcome.result.first_step == 2
     assert is_bit_equal(ended["same"].weights, weights_in(tmp_path / "whole" / "model"))
     assert largest_difference(ended["other"].weights, bench.reference(job).weights) <= LARGEST_DIFFERENCE["sgd"]
 
@@ -100,7 +100,7 @@ def test_tied_ends_are_stored_once_and_taken_over(bench, tmp_path):
     bench.train(job, layout(4), tmp_path, last_step=2)
     bench.train(job, SINGLE, tmp_path, last_step=4)
     last = bench.train(job, layout(), tmp_path)
-    assert last.outcome.result["first_step"] == 4
+    assert last.outcome.result.first_step == 4
     assert largest_difference(last.weights, bench.reference(job).weights) <= 1e-4
 
 

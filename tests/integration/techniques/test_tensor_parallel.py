@@ -41,7 +41,7 @@ def assert_trains_the_same(bench, job, layout, folder):
     assert trained.outcome.status == "done", trained.outcome
     assert trained.losses == pytest.approx(expected.losses, rel=0, abs=1e-6)
     assert largest_difference(trained.weights, expected.weights) <= LARGEST_DIFFERENCE[job.optimizer.name]
-    assert trained.outcome.result["metrics"] == pytest.approx(expected.outcome.result["metrics"], abs=1e-5)
+    assert trained.outcome.result.metrics == pytest.approx(expected.outcome.result.metrics, abs=1e-5)
 
 
 @pytest.mark.full

@@ -74,7 +74,7 @@ def test_what_was_trained_unevenly_goes_on_under_others(bench, tmp_path):
     assert not any("/never." in name for name in stored(halfway) if name.startswith("optimizer/"))
     bench.train(job, SINGLE, tmp_path, last_step=3)
     trained = bench.train(job, Layout("zero2", 2, ZERO2), tmp_path)
-    assert trained.outcome.result["first_step"] == 3
+    assert trained.outcome.result.first_step == 3
     assert largest_difference(trained.weights, bench.reference(job).weights) <= 1e-5
 
 
@@ -99,5 +99,5 @@ def test_a_checkpoint_is_read_at_every_world_size(bench, tmp_path):
     for last_step, layout in enumerate(route, start=1):
         bench.train(job, layout, tmp_path, last_step=last_step)
     trained = bench.train(job, Layout("zero1", 2), tmp_path)
-    assert trained.outcome.result["first_step"] == 4
+    assert trained.outcome.result.first_step == 4
     assert largest_difference(trained.weights, bench.reference(job).weights) <= 1e-5

@@ -77,7 +77,7 @@ def test_a_student_learns_the_same_under_every_layout(bench, tmp_path, layout, o
     expected, found = (family.train(job, each, tmp_path / str(i)) for i, each in enumerate([SINGLE, layout]))
     assert largest_difference(found.weights, expected.weights) <= EXACT[optimizer.name]
     assert found.losses == pytest.approx(expected.losses, rel=0, abs=5e-6)
-    assert found.outcome.result["metrics"] == pytest.approx(expected.outcome.result["metrics"], abs=1e-5)
+    assert found.outcome.result.metrics == pytest.approx(expected.outcome.result.metrics, abs=1e-5)
 
 
 @pytest.mark.parametrize("said", matrix([MAGNITUDE, TWO_OF_FOUR], quick=[TWO_OF_FOUR], ids=lambda said: said.method))
@@ -117,17 +117,17 @@ def test_an_interrupted_student_goes_on_as_if_it_had_not_been(bench, tmp_path):
     whole = family.train(job, SINGLE, tmp_path / "whole")
     family.train(job, SINGLE, tmp_path / "cut", last_step=2)
     rest = family.train(job, SINGLE, tmp_path / "cut")
-    assert rest.outcome.result["first_step"] == 2
+    assert rest.outcome.result.first_step == 2
     assert is_bit_equal(rest.weights, whole.weights)
 
 
 def test_a_student_is_scored_by_the_labels_alone_and_measured_beside_its_teacher(bench, tmp_path):
     family = Family(bench, WIDE)
     trained = family.train(family.distilled(), SINGLE, tmp_path)
-    student, teacher = trained.outcome.result["compared"]
+    student, teacher = trained.outcome.result.compared
     assert (student["model"], teacher["model"]) == ("tiny", "teacher")
-    assert student["metrics"] == pytest.approx(trained.outcome.result["metrics"])
-    assert teacher["metrics"] == pytest.approx(family.parent.outcome.result["metrics"])
+    assert student["metrics"] == pytest.approx(trained.outcome.result.metrics)
+    assert teacher["metrics"] == pytest.approx(family.parent.outcome.result.metrics)
     assert student["weight_bytes"] < teacher["weight_bytes"]
     assert all(each["batch_s"] > 0 for each in (student, teacher))
 
@@ -136,7 +136,7 @@ def rewritten(family: Family, said: AdaptationSpec, folder, **changes) -> Traine
     job = family.bench.job(family.parent.order.job.model, num_steps=0, features=(said,), **changes)
     trained = family.train(job, Layout("rewrite"), folder)
     assert trained.outcome.status == "done", trained.outcome
-    assert trained.outcome.result["step"] == trained.outcome.result["first_step"] == 0
+    assert trained.outcome.result.step == trained.outcome.result.first_step == 0
     return trained
 
 
@@ -149,8 +149,8 @@ def test_a_quantized_model_is_smaller_nearly_as_good_and_not_trained_further(ben
     family = Family(bench, model)
     said = AdaptationSpec(kind="quantized", method=method)
     made = rewritten(family, said, tmp_path / "q", base="parent")
-    own, parent = made.outcome.result["compared"]
-    assert parent["metrics"] == pytest.approx(family.parent.outcome.result["metrics"])
+    own, parent = made.outcome.result.compared
+    assert parent["metrics"] == pytest.approx(family.parent.outcome.result.metrics)
     assert own["metrics"]["loss"] == pytest.approx(parent["metrics"]["loss"], abs=0.01)
     assert own["metrics"] != parent["metrics"]
     assert own["weight_bytes"] < parent["weight_bytes"]
@@ -174,14 +174,14 @@ def test_a_quantized_model_is_smaller_nearly_as_good_and_not_trained_further(ben
 def test_quantized_models_are_measured_in_every_precision(bench, tmp_path, method, precision):
     said = AdaptationSpec(kind="quantized", method=method)
     made = rewritten(Family(bench, LLAMA), said, tmp_path, base="parent", precision=precision)
-    own, parent = made.outcome.result["compared"]
+    own, parent = made.outcome.result.compared
     assert own["metrics"]["loss"] == pytest.approx(parent["metrics"]["loss"], abs=0.02)
 
 
 def test_pruning_alone_keeps_what_is_left_as_it_was(bench, tmp_path):
     family = Family(bench, LLAMA)
     made = rewritten(family, TWO_OF_FOUR, tmp_path, base="parent")
-    own, parent = made.outcome.result["compared"]
+    own, parent = made.outcome.result.compared
     assert own["sparsity"] > 0.2 > parent["sparsity"] == 0
     for name, weight in made.weights.items():
         before = family.parent.weights[name]
@@ -202,9 +202,9 @@ def test_a_model_is_narrowed_and_what_is_left_learns_from_it(bench, tmp_path, mo
     said = AdaptationSpec(kind="pruned", method="structured")
     job = bench.job(small, num_steps=0, base="parent", features=(said,))
     made = family.train(job, Layout("rewrite"), tmp_path / "pruned")
-    own, parent = made.outcome.result["compared"]
+    own, parent = made.outcome.result.compared
     assert own["weight_bytes"] < parent["weight_bytes"]
-    assert parent["metrics"] == pytest.approx(family.parent.outcome.result["metrics"])
+    assert parent["metrics"] == pytest.approx(family.parent.outcome.result.metrics)
     for name, weight in made.weights.items():
         theirs = family.parent.weights[name]
         assert torch.isin(weight, theirs).all(), "each number is one of the larger model's"
@@ -213,7 +213,7 @@ def test_a_model_is_narrowed_and_what_is_left_learns_from_it(bench, tmp_path, mo
     folders = {"pruned": made.order.model_dir, "parent": family.parent.order.model_dir}
     student = bench.train(taught, SINGLE, tmp_path / "s", parents=folders, weights_from=folders["pruned"])
     assert student.outcome.status == "done", student.outcome
-    assert student.outcome.result["metrics"]["loss"] < own["metrics"]["loss"]
+    assert student.outcome.result.metrics["loss"] < own["metrics"]["loss"]
     refused = bench.job(replace(model, config={**model.config, "hidden_size": 16}), num_steps=0, features=(said,))
     outcome = family.train(replace(refused, base="parent"), Layout("rewrite"), tmp_path / "refused").outcome
     assert outcome.status == "invalid" and "hidden_size differs" in outcome.message
@@ -226,7 +226,7 @@ def test_models_are_merged_and_measured_beside_each(bench, tmp_path):
     said = AdaptationSpec(kind="merged", method="average", parents=tuple(folders), weights=(3.0, 1.0))
     job = bench.job(num_steps=0, features=(said,))
     made = bench.train(job, Layout("rewrite"), tmp_path, parents=folders)
-    assert [each["model"] for each in made.outcome.result["compared"]] == ["tiny", "one", "two"]
+    assert [each["model"] for each in made.outcome.result.compared] == ["tiny", "one", "two"]
     for name, weight in made.weights.items():
         expected = 0.75 * family.parent.weights[name] + 0.25 * other.weights[name]
         assert torch.allclose(weight, expected, atol=1e-7)

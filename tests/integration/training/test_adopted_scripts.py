@@ -116,18 +116,18 @@ def killed_and_undisturbed(bench, words, folder, *, num_kills=2):
 
 
 def assert_same(resumed, undisturbed):
-    first_step = resumed.outcome.result["first_step"]
+    first_step = resumed.outcome.result.first_step
     assert resumed.losses == undisturbed.losses[first_step:]
     assert is_bit_equal(resumed.weights, undisturbed.weights)
     # Not what a trainer averages between two logs, of which a resumed one has seen fewer steps.
-    assert resumed.outcome.result["metrics"]["loss"] == undisturbed.outcome.result["metrics"]["loss"]
+    assert resumed.outcome.result.metrics["loss"] == undisturbed.outcome.result.metrics["loss"]
 
 
 def test_a_plain_loop_with_five_lines(bench, tmp_path):
     resumed, undisturbed = killed_and_undisturbed(
         bench, (sys.executable, str(SCRIPTS / "loop.py"), str(NUM_STEPS)), tmp_path
     )
-    metrics = [trained.outcome.result["metrics"] for trained in (resumed, undisturbed)]
+    metrics = [trained.outcome.result.metrics for trained in (resumed, undisturbed)]
     assert metrics == [{"loss": undisturbed.losses[-1]}] * 2
     states = [(tmp_path / name / "model" / "state.json").read_text() for name in ("killed", "undisturbed")]
     assert states[0] == states[1]  # nothing was exported: the last checkpoint is the model
@@ -158,7 +158,7 @@ def test_a_plain_loop_stops_when_told_and_ends_a_trial(bench, tmp_path):
 
     trained = bench.train(endless, ALONE, tmp_path / "run", on_event=stop)
     assert trained.outcome.status == "preempted", trained.outcome
-    assert trained.outcome.result["step"] == trained.said("checkpoint")[-1].step > 0
+    assert trained.outcome.result.step == trained.said("checkpoint")[-1].step > 0
 
     def measure(gang, event):
         if isinstance(event, JobReady):
@@ -202,10 +202,10 @@ def test_a_script_killed_after_its_last_checkpoint_does_no_further_step(bench, t
     undisturbed = bench.train(theirs, ALONE, tmp_path / "run")
     resumed = bench.train(theirs, ALONE, tmp_path / "run")
     assert (undisturbed.outcome.status, resumed.outcome.status) == ("done", "done"), resumed.outcome
-    assert resumed.outcome.result["first_step"] == num_steps
+    assert resumed.outcome.result.first_step == num_steps
     assert resumed.losses == []
     assert is_bit_equal(resumed.weights, undisturbed.weights)
-    assert resumed.outcome.result["metrics"] == undisturbed.outcome.result["metrics"]
+    assert resumed.outcome.result.metrics == undisturbed.outcome.result.metrics
 
 
 @pytest.mark.full

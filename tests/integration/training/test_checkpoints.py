@@ -57,7 +57,7 @@ def test_killed_again_and_again_it_ends_in_the_same_weights(bench, tmp_path, lay
         assert killed.said("ready")[0].step >= reached  # lost: at most the steps after the last event
         reached = told[-1]
     last = bench.train(job, layout, folder)
-    assert last.outcome.result["first_step"] >= reached > 0
+    assert last.outcome.result.first_step >= reached > 0
     assert is_bit_equal(last.weights, whole.weights)
     assert not list((folder / "checkpoints").glob("*.tmp"))
 
@@ -85,7 +85,7 @@ def test_a_store_without_renames_serves_every_technique_and_survives_kills(bench
         assert killed.said("ready")[0].step >= reached
         reached = told[-1]
     last = bench.train(job, SHELVED_FSDP, tmp_path, checkpoint_dir=root)
-    assert last.outcome.result["first_step"] >= reached > 0
+    assert last.outcome.result.first_step >= reached > 0
     assert largest_difference(last.weights, bench.reference(job).weights) < 1e-3  # AdamW, two layouts
     convert(root, tmp_path / "back", to="hf")
     assert is_bit_equal(weights_in(tmp_path / "back"), last.weights)
@@ -102,7 +102,7 @@ def test_a_flipped_byte_sends_it_back_to_the_checkpoint_before(bench, tmp_path, 
     content[-7] ^= 0x04
     file.write_bytes(content)
     trained = bench.train(job, layout, tmp_path)
-    assert trained.outcome.result["first_step"] == 2
+    assert trained.outcome.result.first_step == 2
     assert [e.message for e in trained.said("checkpoint_failed")] == [
         f"checkpoint {file.parent} is damaged and was passed over: training continues from step 2"
     ]
@@ -114,7 +114,7 @@ def test_where_no_checkpoint_is_whole_it_starts_afresh_and_says_so(bench, tmp_pa
     bench.train(job, SINGLE, tmp_path, last_step=3)
     (tmp_path / "checkpoints" / "step-00000003" / "manifest.json").unlink()
     trained = bench.train(job, SINGLE, tmp_path)
-    assert trained.outcome.result["first_step"] == 0
+    assert trained.outcome.result.first_step == 0
     assert "training continues from step 0" in trained.said("checkpoint_failed")[0].message
     assert is_bit_equal(trained.weights, bench.reference(job).weights)
 
@@ -147,7 +147,7 @@ def test_a_disk_that_stays_full_is_an_error_that_leaves_the_earlier_checkpoints(
     assert waits.step - tried.step <= 5, "it trained on with its state in memory alone"
     assert min({path.name for path in (tmp_path / "checkpoints").iterdir()} - {"chain.json"}) == "latest"
     again = bench.train(job, SINGLE, tmp_path)
-    assert again.outcome.result["first_step"] == told[-1]
+    assert again.outcome.result.first_step == told[-1]
     assert is_bit_equal(again.weights, bench.reference(job).weights)
 
 
@@ -156,10 +156,10 @@ def test_a_command_to_stop_ends_the_wait_for_a_full_disk(bench, tmp_path):
     full = Layout("tests.integration.stubs:StoppedWithoutRoom")
     trained = bench.train(job, full, tmp_path, checkpoint_every_s=0.0)
     told = [event.step for event in trained.said("checkpoint")]
-    assert (trained.outcome.status, trained.outcome.result["step"]) == ("preempted", told[-1])
+    assert (trained.outcome.status, trained.outcome.result.step) == ("preempted", told[-1])
     assert steps_in(tmp_path) == told[-2:]
     again = bench.train(job, SINGLE, tmp_path)
-    assert again.outcome.result["first_step"] == told[-1]
+    assert again.outcome.result.first_step == told[-1]
     assert is_bit_equal(again.weights, bench.reference(job).weights)
 
 
@@ -192,8 +192,8 @@ def test_what_does_not_touch_the_weights_may_change(bench, tmp_path):
     bench.train(job, SINGLE, tmp_path, last_step=2)
     evaluation = replace(job.evaluation, max_batches=2, metrics=("loss", "accuracy"))
     trained = bench.train(replace(job, evaluation=evaluation, techniques=("ddp",)), SINGLE, tmp_path)
-    assert trained.outcome.result["first_step"] == 2
-    assert set(trained.outcome.result["metrics"]) == {"loss", "accuracy"}
+    assert trained.outcome.result.first_step == 2
+    assert set(trained.outcome.result.metrics) == {"loss", "accuracy"}
 
 
 def test_a_job_of_which_only_the_export_is_left_is_exported(bench, tmp_path):
@@ -201,6 +201,6 @@ def test_a_job_of_which_only_the_export_is_left_is_exported(bench, tmp_path):
     whole = bench.train(job, SINGLE, tmp_path)
     (tmp_path / "model" / "model.safetensors").unlink()
     again = bench.train(job, SINGLE, tmp_path)
-    assert again.outcome.result["first_step"] == job.total_steps
+    assert again.outcome.result.first_step == job.total_steps
     assert is_bit_equal(again.weights, whole.weights)
-    assert again.outcome.result["metrics"] == whole.outcome.result["metrics"]
+    assert again.outcome.result.metrics == whole.outcome.result.metrics

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from ringmaster.techniques import ModelSpec, OptimizerSpec
-from ringmaster.techniques.processes.gang_events import Steps
+from ringmaster.techniques.processes.gang_events import JobResult, Steps
 from tests.integration.workbench import ADAMW, SINGLE, Layout, is_bit_equal
 from tests.matrix import matrix
 
@@ -79,7 +79,7 @@ def test_what_only_the_user_can_mend_is_invalid(bench, tmp_path, layout):
 @pytest.mark.parametrize(
     ("result", "fault"),
     [
-        ({"status": "fine", "step": 3}, "ValueError: its run returned {'status': 'fine', 'step': 3}. To fix: a dict"),
+        ({"status": "fine", "step": 3}, "ValueError: its run returned {'status': 'fine', 'step': 3}. To fix: a "),
         ({"status": "done", "metrics": {}}, "ValueError: its run was done at step None. To fix: a step from 0 to 3"),
         ({"status": "preempted", "step": 4}, "ValueError: its run was preempted at step 4"),
         ({"status": "done", "step": 3}, "ValueError: its run was done with the last step and returned no metrics"),
@@ -96,7 +96,7 @@ def test_a_box_whose_result_says_enough_is_believed(bench, tmp_path):
     result = {"status": "done", "step": 3, "metrics": {"loss": 1.0}}
     layout = Layout("tests.integration.stubs:Boxed")
     trained = bench.train(bench.job(factory("nothing", result=result), num_steps=3), layout, tmp_path)
-    assert (trained.outcome.status, trained.outcome.result) == ("done", result)
+    assert trained.outcome.result == JobResult(status="done", step=3, metrics={"loss": 1.0})
 
 
 def test_what_another_try_may_mend_is_a_crash(bench, tmp_path):
@@ -137,10 +137,10 @@ def test_a_terminated_rank_checkpoints_with_its_gang_and_goes_on_bit_equal(bench
     first = bench.train(job, layout, tmp_path / "halves", on_event=on_event)
     whole = bench.train(job, layout, tmp_path / "whole")
     assert first.outcome.status == "preempted"
-    assert 0 < first.outcome.result["step"] < 60
+    assert 0 < first.outcome.result.step < 60
     assert_gone(sent[0])
     second = bench.train(job, layout, tmp_path / "halves")
-    assert second.outcome.result["first_step"] == first.outcome.result["step"]
+    assert second.outcome.result.first_step == first.outcome.result.step
     assert is_bit_equal(second.weights, whole.weights)
 
 
@@ -167,7 +167,7 @@ def test_a_gang_that_is_told_to_stop_checkpoints(bench, tmp_path):
     job = bench.job(num_steps=ENDLESS)
     trained = bench.train(job, Layout("ddp", 2), tmp_path, on_event=lambda gang, _: gang.send("stop"))
     assert trained.outcome.status == "preempted"
-    step = trained.outcome.result["step"]
+    step = trained.outcome.result.step
     assert (tmp_path / "checkpoints" / f"step-{step:08d}").is_dir()
 
 

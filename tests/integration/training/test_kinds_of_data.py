@@ -167,4 +167,4 @@ def test_adapters_of_one_base_train_together_as_alone(bench, job, tmp_path, kind
         assert losses[one.name] == pytest.approx(by_itself.losses, rel=0, abs=1e-5)
         weights = weights_in(tmp_path / "group" / one.name / "model")
         assert largest_difference(weights, by_itself.weights) <= LARGEST_DIFFERENCE["adamw"]
-        assert metrics[one.name] == pytest.approx(by_itself.outcome.result["metrics"], abs=1e-5)
+        assert metrics[one.name] == pytest.approx(by_itself.outcome.result.metrics, abs=1e-5)

@@ -107,7 +107,7 @@ def test_a_checkpoint_carries_the_state_of_every_optimizer(bench, tmp_path, opti
     job = bench.job(optimizer=optimizer)
     bench.train(job, before, tmp_path, last_step=3)
     trained, expected = bench.train(job, after, tmp_path), bench.reference(job)
-    assert trained.outcome.result["first_step"] == 3
+    assert trained.outcome.result.first_step == 3
     assert largest_difference(trained.weights, expected.weights) <= LARGEST_DIFFERENCE[optimizer.name]
     assert trained.losses == pytest.approx(expected.losses[3:], rel=0, abs=1e-5)
 

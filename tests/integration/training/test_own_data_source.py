@@ -66,7 +66,7 @@ def test_it_trains_to_the_same_weights_on_one_device_and_on_two(site, folder, be
     one = bench.train(job, SINGLE, tmp_path / "one", import_paths=paths)
     two = bench.train(job, Layout("ddp", 2, {"micro_batch": 2}), tmp_path / "two", import_paths=paths)
     assert largest_difference(one.weights, two.weights) < 1e-6
-    assert two.outcome.result["metrics"] == pytest.approx(one.outcome.result["metrics"], rel=1e-4)
+    assert two.outcome.result.metrics == pytest.approx(one.outcome.result.metrics, rel=1e-4)
     assert (Path(one.order.model_dir) / "tokenizer.json").is_file()
 
 

@@ -28,7 +28,7 @@ def parts_of(bench, folder, layout, *slices, commands=(), status="done"):
     trained = bench.train(
         bench.job(VIT, num_steps=4, evaluation=evaluation), layout, folder, on_event=on_event, last_step=RUNG
     )
-    assert (trained.outcome.status, trained.outcome.result["step"]) == (status, RUNG), trained.outcome
+    assert (trained.outcome.status, trained.outcome.result.step) == (status, RUNG), trained.outcome
     return [event.part for event in trained.events if isinstance(event, EvaluationReported)]
 
 

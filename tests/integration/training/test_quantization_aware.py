@@ -68,8 +68,8 @@ def test_its_evaluations_round_and_its_export_does_not(bench):
     assert trained.weights.keys() == plain.weights.keys()
     assert {tensor.dtype for tensor in trained.weights.values()} == {torch.float32}
     assert len(trained.weights["model.layers.0.mlp.up_proj.weight"].unique()) > 1000
-    (compared,) = trained.outcome.result["compared"]
-    assert compared["metrics"]["loss"] != pytest.approx(trained.outcome.result["metrics"]["loss"], abs=1e-6)
+    (compared,) = trained.outcome.result.compared
+    assert compared["metrics"]["loss"] != pytest.approx(trained.outcome.result.metrics["loss"], abs=1e-6)
 
 
 @pytest.mark.parametrize("said", matrix([DYNAMIC, WEIGHTS], quick=[WEIGHTS], ids=["dynamic", "weights"]))
@@ -80,6 +80,6 @@ def test_the_quantized_model_has_the_numbers_of_the_rounded_one(bench, tmp_path,
     folder = trained.order.model_dir
     changes = {"weights_from": folder, "parents": {"tiny": folder}}
     converted = bench.train(job, Layout("rewrite"), tmp_path, **changes).outcome.result
-    metrics, plain = trained.outcome.result["metrics"], converted["compared"][1]["metrics"]
-    assert converted["metrics"]["loss"] == pytest.approx(metrics["loss"], abs=2e-6 if said is WEIGHTS else 1e-4)
-    assert converted["metrics"]["loss"] != pytest.approx(plain["loss"], abs=1e-6)
+    metrics, plain = trained.outcome.result.metrics, converted.compared[1]["metrics"]
+    assert converted.metrics["loss"] == pytest.approx(metrics["loss"], abs=2e-6 if said is WEIGHTS else 1e-4)
+    assert converted.metrics["loss"] != pytest.approx(plain["loss"], abs=1e-6)

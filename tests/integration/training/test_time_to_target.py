@@ -13,7 +13,7 @@ from ringmaster.techniques import EvaluationSpec, Job
 from ringmaster.techniques.checkpoints.chain import read_chain
 from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
 from ringmaster.techniques.job import TrainingPhase
-from ringmaster.techniques.processes.gang_events import ENDED_EARLY, EvaluationReported, Steps
+from ringmaster.techniques.processes.gang_events import EvaluationReported, Steps
 from ringmaster.techniques.processes.reporter import STOP
 from tests.integration.flows.test_run import Place
 from tests.integration.workbench import ADAMW, SINGLE, Layout, is_bit_equal, largest_difference
@@ -44,10 +44,10 @@ def test_a_job_ends_where_an_evaluation_reaches_its_target(bench, tmp_path):
 
     first = next(k for k, loss in enumerate(losses) if loss <= limit)
     result = trained.outcome.result
-    assert (trained.outcome.status, result["step"], result[ENDED_EARLY]) == ("done", 2 * (first + 1), True)
-    assert result["metrics"]["loss"] == losses[first] and trained.weights
+    assert (trained.outcome.status, result.step, result.ended_early) == ("done", 2 * (first + 1), True)
+    assert result.metrics["loss"] == losses[first] and trained.weights
     missed = bench.train(job.with_features(Target(metric="loss", at_most=0.0)), SINGLE, tmp_path / "missed")
-    assert (missed.outcome.result["step"], missed.outcome.result[ENDED_EARLY]) == (12, False)
+    assert (missed.outcome.result.step, missed.outcome.result.ended_early) == (12, False)
 
 
 def test_a_gang_that_died_before_it_reported_the_target_ends_there_again(bench, tmp_path):
@@ -57,7 +57,7 @@ def test_a_gang_that_died_before_it_reported_the_target_ends_there_again(bench, 
 
     again = bench.train(job, SINGLE, tmp_path, known_step=2)
 
-    assert (again.outcome.result["step"], again.outcome.result[ENDED_EARLY]) == (2, True)
+    assert (again.outcome.result.step, again.outcome.result.ended_early) == (2, True)
     assert [event.step for event in again.events if isinstance(event, EvaluationReported)] == [2]
 
 

@@ -30,7 +30,7 @@ def test_a_job_goes_on_from_another_jobs_checkpoint_with_its_optimizer(bench, tm
     first = bench.train(clone, SINGLE, tmp_path / "clone", last_step=5)
     rest = bench.train(clone, SINGLE, tmp_path / "clone", known_step=5)
 
-    assert (first.outcome.result["first_step"], rest.outcome.result["first_step"]) == (3, 5)
+    assert (first.outcome.result.first_step, rest.outcome.result.first_step) == (3, 5)
     assert is_bit_equal(rest.weights, weights_in(tmp_path / "whole" / "model"))
     assert whole.outcome.status == "done"
     links = read_chain(tmp_path / "clone" / "checkpoints").links
@@ -50,7 +50,7 @@ def test_a_clone_with_another_learning_rate_leaves_its_source_alone(bench, tmp_p
     changed = bench.train(clone, SINGLE, tmp_path / "clone")
     rest = bench.train(job, SINGLE, tmp_path / "source")
 
-    assert changed.outcome.result["first_step"] == rest.outcome.result["first_step"] == 3
+    assert changed.outcome.result.first_step == rest.outcome.result.first_step == 3
     assert not is_bit_equal(changed.weights, rest.weights)
     assert is_bit_equal(rest.weights, bench.reference(job).weights)
 
@@ -66,7 +66,7 @@ def test_a_job_goes_on_from_its_state_in_another_trainers_format(bench, tmp_path
     clone = replace(job, name="clone", features=(WarmStart(checkpoints=str(tmp_path / "ours"), step=3),))
     rest = bench.train(clone, SINGLE, tmp_path / "clone")
 
-    assert done["num_states"] > 0 and rest.outcome.result["first_step"] == 3
+    assert done["num_states"] > 0 and rest.outcome.result.first_step == 3
     assert is_bit_equal(rest.weights, bench.reference(job).weights)
 
 
@@ -116,7 +116,7 @@ def test_clones_of_a_job_that_goes_on_are_bit_equal_to_offline_continuations_alt
         bench.train(clone, SINGLE, folder, last_step=5)
         shutil.rmtree(folder / "checkpoints" / "step-00000005")  # it died before it was written, and begins anew
         rest = bench.train(clone, SINGLE, folder)
-        assert rest.outcome.result["first_step"] == 3
+        assert rest.outcome.result.first_step == 3
         assert is_bit_equal(rest.weights, whole.weights), clone
 
 
@@ -130,7 +130,7 @@ def test_a_job_whose_steps_are_changed_before_it_has_a_checkpoint_begins_where_i
 
     rest = bench.train(changed, SINGLE, tmp_path / "clone", known_step=3)
 
-    assert rest.outcome.result["first_step"] == 3
+    assert rest.outcome.result.first_step == 3
     assert is_bit_equal(rest.weights, whole.weights)
 
 
@@ -144,5 +144,5 @@ def test_a_job_whose_steps_are_changed_goes_on_from_its_own_checkpoint(bench, tm
     rest = bench.train(longer, SINGLE, tmp_path / "job", known_step=3)
 
     offline = longer.with_features(WarmStart(checkpoints=str(tmp_path / "kept"), step=3))
-    assert rest.outcome.result["first_step"] == 3
+    assert rest.outcome.result.first_step == 3
     assert is_bit_equal(rest.weights, bench.train(offline, SINGLE, tmp_path / "offline").weights)

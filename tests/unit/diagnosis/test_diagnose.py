@@ -22,6 +22,7 @@ from ringmaster.tasks.control.requests import RequestKind, Requests
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import Journal, SegmentSpec
+from ringmaster.techniques.processes.gang_events import JobResult
 from tests.ports import free_port
 from tests.unit.pool.bench import submission, worker_of
 
@@ -160,7 +161,7 @@ def test_runs_of_this_machine_are_in_it(home):
     journal.write_job("llama", status="failed", message="it ran out of memory")
     spec = SegmentSpec(technique="ddp", config={"key": SECRETS["job"]}, devices=("m:cpu:0",))
     number = journal.start_segments([("llama", spec)])[0]
-    journal.end_segment(number, {"status": "crashed", "message": "rank 0 died"})
+    journal.end_segment(number, JobResult(status="crashed", message="rank 0 died"))
     journal.close()
     texts, _, _ = diagnosed()
     (run,) = json.loads(texts["runs.json"]).values()

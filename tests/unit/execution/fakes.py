@@ -2,6 +2,7 @@
 
 import random
 from concurrent.futures import Future
+from dataclasses import replace
 
 from ringmaster.errors import ProblemError
 from ringmaster.tasks.cluster import Cluster, Node
@@ -17,7 +18,7 @@ from ringmaster.tasks.profiling.search import planning_problem
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import Journal, begin_jobs
 from ringmaster.techniques import DataSpec, Job, ModelSpec, Profile
-from ringmaster.techniques.processes.gang_events import CheckpointSaved, Outcome
+from ringmaster.techniques.processes.gang_events import CheckpointSaved, JobResult, Outcome
 from tests.fake_engine import FakeEngine, cpu_devices
 
 
@@ -105,16 +106,16 @@ class FakeRunner(FakeEngine):
 def _result(call, runner, step):
     first = runner.steps.get(call.order.job.name, 0)
     runner.steps[call.order.job.name] = step = max(step, first)
-    metrics = {"metrics": {"loss": 1.0}} if step == call.order.job.total_steps else {}
-    return {"first_step": first, "step": step, **metrics}
+    metrics = {"loss": 1.0} if step == call.order.job.total_steps else None
+    return JobResult(first_step=first, step=step, metrics=metrics)
 
 
 def done(call, runner):
-    return Outcome(status="done", result=_result(call, runner, call.order.last_step))
+    return Outcome.of(replace(_result(call, runner, call.order.last_step), status="done"))
 
 
 def preempted(call, runner):
-    return Outcome(status="preempted", result=_result(call, runner, runner.steps.get(call.order.job.name, 0)))
+    return Outcome.of(replace(_result(call, runner, runner.steps.get(call.order.job.name, 0)), status="preempted"))
 
 
 def ends(status, message="as it should"):
@@ -125,7 +126,7 @@ def crashes_after(num_steps):
     """An outcome for `FakeRunner.script`: the gang crashes after it has checkpointed `num_steps` more steps."""
 
     def act(call, runner):
-        step = _result(call, runner, runner.steps.get(call.order.job.name, 0) + num_steps)["step"]
+        step = _result(call, runner, runner.steps.get(call.order.job.name, 0) + num_steps).step
         call.on_event(CheckpointSaved(step=step, seconds=0.1))
         return Outcome(status="crashed", message="as it should")
 

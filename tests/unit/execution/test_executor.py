@@ -25,6 +25,7 @@ from ringmaster.techniques.processes.gang_events import (
     CheckpointSaved,
     EvaluationReported,
     JobReady,
+    JobResult,
     RefusedEvent,
     Steps,
 )
@@ -426,13 +427,16 @@ def test_an_event_that_the_executor_fails_on_costs_its_job_alone(tmp_path, monke
     monkeypatch.setattr(bench.executor.job_table, "evaluated", fail)
     assert bench.run()
     assert bench.statuses == {"a": JobStatus.FAILED, "b": JobStatus.DONE}
-    assert "event 'metrics' cannot be handled: ZeroDivisionError" in bench.journal.jobs()["a"].message
+    (segment,) = bench.journal.segments("a")
+    assert segment.outcome.status == "invalid", "whatever its gang has reported"
+    for message in (segment.outcome.message, bench.journal.jobs()["a"].message):
+        assert "event 'metrics' cannot be handled: ZeroDivisionError" in message
     assert "Traceback" in caplog.text
 
 
 def test_an_outcome_without_its_step_fails_its_job_alone(tmp_path):
     def stepless(call, runner):
-        return replace(done(call, runner), result={"first_step": 0})
+        return replace(done(call, runner), result=JobResult(first_step=0))
 
     bench = Bench(tmp_path, [job("a"), job("b")], runner=FakeRunner(script={"a": [stepless]}))
     assert bench.run()

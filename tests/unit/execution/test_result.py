@@ -12,6 +12,7 @@ from ringmaster.tasks.planning.objectives import objective_by_name
 from ringmaster.tasks.retraining.report import cost_of_batch
 from ringmaster.tasks.storage.journal import JobStatus, Journal, SegmentSpec
 from ringmaster.techniques import DataSpec, Job, ModelSpec
+from ringmaster.techniques.processes.gang_events import JobResult
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ def result_of(journal, monkeypatch, *, objective: str):
         spec = SegmentSpec(technique="ddp", num_devices=len(devices), devices=devices)
         number = journal.start_segments([(name, spec)])[0]
         set_time(monkeypatch, ended_s)
-        journal.end_segment(number, {"status": "done", "message": ""})
+        journal.end_segment(number, JobResult(status="done"))
         journal.write_job(name, status=JobStatus.DONE, step=1)
     return read(batch, journal)
 
@@ -98,7 +99,7 @@ def test_jobs_of_one_gang_share_what_its_devices_cost(journal, monkeypatch):
         spec = SegmentSpec(technique="shared_base", num_devices=2, devices=("0", "1"), members=members)
         number = journal.start_segments([("a", spec)])[0]
         set_time(monkeypatch, ended_s)
-        journal.end_segment(number, {"status": "done", "message": ""})
+        journal.end_segment(number, JobResult(status="done"))
     journal.write_job("a", status=JobStatus.DONE)
     journal.write_job("b", status=JobStatus.DONE, lead_job="a")
     result = read(batch, journal)

@@ -11,6 +11,7 @@ from ringmaster.flows.batch.result import _span_s, longest_idle_s
 from ringmaster.tasks.storage import journal as journal_module
 from ringmaster.tasks.storage.journal import CLOCK, Journal, SegmentSpec
 from ringmaster.tasks.timeline.queries import Archive
+from ringmaster.techniques.processes.gang_events import JobResult
 
 DAY_S = 86400.0
 SPEC = SegmentSpec(technique="single", devices=("cpu:0",))
@@ -75,13 +76,13 @@ def test_a_segment_has_its_duration(clocks, tmp_path, step_s, is_alone):
         clocks.pass_by(20)
         clocks.wall_s += step_s
         clocks.pass_by(9)
-        journal.end_segment(number, {"status": "done"})
+        journal.end_segment(number, JobResult(status="done"))
         (record,) = journal.segments()
         assert record.seconds == pytest.approx(29)
         if is_alone:
             (number,) = journal.start_segments([("b", SPEC)])
             clocks.pass_by(5)
-            journal.end_segment(number, {"status": "done"})
+            journal.end_segment(number, JobResult(status="done"))
             assert _span_s(journal.segments()) == pytest.approx(34)
             assert longest_idle_s(journal.segments()) == pytest.approx(0)
 
@@ -93,7 +94,7 @@ def test_what_another_process_began_before_the_clock_was_set_back_lasted_no_nega
     clocks.wall_s -= DAY_S
     with closing(Journal.of_file(tmp_path / "journal.db")) as later:
         later.clock = lambda: clocks.wall_s
-        later.end_segment(number, {"status": "lost"})
+        later.end_segment(number, JobResult(status="lost"))
         (record,) = later.segments()
         assert record.seconds == 0
         assert replace(record, ended_s=record.started_s - DAY_S).seconds == 0

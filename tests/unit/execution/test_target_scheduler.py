@@ -22,7 +22,7 @@ from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.execution.steering import SteeredBatch, SteeringRequest, first_goals
 from ringmaster.tasks.storage.journal import Evaluation, JobRecord, begin_jobs
 from ringmaster.techniques import EvaluationSpec, ScheduleSpec, registry
-from ringmaster.techniques.processes.gang_events import ENDED_EARLY, EvaluationReported, Outcome, Steps
+from ringmaster.techniques.processes.gang_events import EvaluationReported, JobResult, Outcome, Steps
 from tests.unit.execution.fakes import Bench, FakeRunner, job, open_journal, profile
 
 STEP_S = {16: 1.0, 32: 1.1, 64: 1.4, 128: 2.5}
@@ -161,8 +161,8 @@ class Probing(FakeRunner):
         call.on_event(Steps(first_step=first, seconds=(1.0,) * (last - first), measurements=to_json(noise)))
         self.steps[name] = last
         is_end = is_reached or last == call.order.job.total_steps
-        ended = {"metrics": {"loss": 1.0}, ENDED_EARLY: is_reached} if is_end else {}
-        future.set_result(Outcome(status="done", result={"first_step": first, "step": last, **ended}))
+        ended = {"metrics": {"loss": 1.0}, "ended_early": is_reached} if is_end else {}
+        future.set_result(Outcome(status="done", result=JobResult(first_step=first, step=last, **ended)))
 
 
 class Varying(Bench):

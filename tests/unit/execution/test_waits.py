@@ -174,7 +174,7 @@ def test_a_job_pauses_until_its_time_and_goes_on(tmp_path):
     assert starts(made) == [("a", 0), ("a", 5)]
     assert gangs.now_s == 105.0 and gangs.heard == []  # its gang ended as it was ordered
     first, second = made.journal.segments()
-    assert [record.outcome["step"] for record in (first, second)] == [5, 10]
+    assert [record.outcome.step for record in (first, second)] == [5, 10]
 
 
 def test_devices_that_wait_are_free_for_others(tmp_path):

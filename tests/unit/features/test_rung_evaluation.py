@@ -25,7 +25,7 @@ from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.tasks.sweeping.early_stopping import StoppingPolicy
 from ringmaster.techniques import EvaluationSpec
 from ringmaster.techniques.job_specs import EvaluationSlice
-from ringmaster.techniques.processes.gang_events import EvaluationReported, Outcome
+from ringmaster.techniques.processes.gang_events import EvaluationReported, JobResult, Outcome
 from tests.matrix import matrix
 from tests.unit.sweeping.sweeps import NUM_ROWS, Gangs, Killed, Swept, evaluated_part, loss, spec
 
@@ -167,8 +167,8 @@ class PartGangs(Gangs):
             self.running.append((call, future))
             return
         self.steps[job.name] = last
-        whole = {"metrics": self.measure(job, last)} if last == job.num_steps else {}
-        future.set_result(Outcome(status="done", result={"first_step": first, "step": last, **whole}))
+        metrics = self.measure(job, last) if last == job.num_steps else None
+        future.set_result(Outcome(status="done", result=JobResult(first_step=first, step=last, metrics=metrics)))
 
     def evaluation(self, job, step):
         part = part_at(job.evaluation, step)
@@ -203,7 +203,7 @@ class GoingOn(PartGangs):
         end = min(begin + num_at_once(begin), place_of(max([part.end, *shares]), NUM_ROWS))
         if 0.0 in shares or begin >= end:
             step = call.order.last_step
-            future.set_result(Outcome(status="done", result={"first_step": step, "step": step}))
+            future.set_result(Outcome(status="done", result=JobResult(first_step=step, step=step)))
             return
         report = evaluated_part(call.order.job, replace(part, begin=begin / NUM_ROWS, end=end / NUM_ROWS))
         self.num_rows, begins[call.number] = self.num_rows + report.num_rows, end
@@ -280,7 +280,7 @@ class Stopped(GoingOn):
         cut.add(job)
         self.running.pop(0)
         step = call.order.last_step
-        future.set_result(Outcome(status="preempted", result={"first_step": step, "step": step}))
+        future.set_result(Outcome(status="preempted", result=JobResult(first_step=step, step=step)))
 
 
 @pytest.mark.timeout(60)

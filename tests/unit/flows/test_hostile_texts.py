@@ -62,7 +62,7 @@ from ringmaster.tasks.storage.journal import JobRecord, Journal, SegmentSpec
 from ringmaster.tasks.timeline.drawing import render_svg
 from ringmaster.tasks.timeline.prefect_artifacts import markdown as timeline_markdown
 from ringmaster.tasks.timeline.run_timeline import JobLine, NodeLine, RunTimeline, TimelineNote, TimelineSpan
-from ringmaster.techniques.processes.gang_events import CheckpointFailed, Outcome, OutcomeStatus, Steps
+from ringmaster.techniques.processes.gang_events import CheckpointFailed, JobResult, Outcome, OutcomeStatus, Steps
 from ringmaster.text import printable
 from tests.unit.lineage.families import data, node, snapshot
 
@@ -419,7 +419,8 @@ def journal(tmp_path_factory):
 def test_a_message_is_stored(text: str, journal: Journal):
     outcome = Outcome(status=OutcomeStatus.CRASHED, message=text)
     journal.write_job("a", status="failed", message=text, metrics={text: 1.0})
-    journal.end_segment(journal.start_segments([("a", SegmentSpec(technique=text))])[0], {"message": outcome.message})
+    (number,) = journal.start_segments([("a", SegmentSpec(technique=text))])
+    journal.end_segment(number, JobResult(message=outcome.message))
     check(outcome.message, text)
     stored = journal.jobs()["a"].message
     stored.encode()

@@ -22,7 +22,7 @@ from ringmaster.tasks.execution.forecast import ForecastConditions
 from ringmaster.tasks.profiling.machine_load import MachineLoad
 from ringmaster.tasks.profiling.stage import ProfilingResult
 from ringmaster.techniques.preflight_result import Preflight
-from ringmaster.techniques.processes.gang_events import Outcome, OutcomeStatus
+from ringmaster.techniques.processes.gang_events import JobResult, Outcome, OutcomeStatus
 from tests.fake_engine import cpu_devices
 from tests.unit.execution.fakes import LeasesInMemory, cluster, job, profile
 from tests.unit.profiling.solos import FACTS
@@ -56,7 +56,7 @@ class InstantEngine:
         name = call.order.job.name
         self._trained[name] += 1
         future = Future()
-        result = {"first_step": 0, "step": call.order.last_step, "metrics": {"loss": 1.0}, "model_dir": "/models/x"}
+        result = JobResult(first_step=0, step=call.order.last_step, metrics={"loss": 1.0})
         failed = Outcome(status=OutcomeStatus.INVALID, message="its loss is NaN")
         future.set_result(failed if name in self._failing else Outcome(status=OutcomeStatus.DONE, result=result))
         return future

@@ -18,6 +18,7 @@ from ringmaster.techniques.processes.gang_events import (
     EvaluationReported,
     JobOfGroupEnded,
     JobReady,
+    JobResult,
     Outcome,
     OutcomeStatus,
     Steps,
@@ -107,7 +108,7 @@ def test_a_member_of_a_group_is_named_and_ends_by_the_executors_decision(databas
     story = Story(database)
     story.start(number := story.begin())
     story.say(number, Steps(job="b", first_step=0, seconds=(1.0,), losses=(2.0,), wall_s=5.0))
-    story.say(number, JobOfGroupEnded(job="b", outcome={"status": "done", "step": 1}))
+    story.say(number, JobOfGroupEnded(job="b", outcome=JobResult(status="done", step=1)))
     story.say(number, EvaluationReported(step=1, metrics={"loss": 2.0}, wall_s=7.0))
     story.say(number, Outcome(status=OutcomeStatus.DONE))
     found = reader(database).read()

@@ -15,6 +15,7 @@ from ringmaster.techniques.processes.gang_events import (
     EvaluationReported,
     JobOfGroupEnded,
     JobReady,
+    JobResult,
     ModelFailed,
     OtherEvent,
     Outcome,
@@ -43,12 +44,27 @@ STEPS = {"first_step": 4, "losses": [2.0, 1.5], "seconds": [0.1, 0.2], "wall_s":
 REFERENCE = {"kind": "cpu x1", "mean_s": 2.0, "fastest_s": 1.0, "spread": 0.1}
 DEVICES = {"0": {"kind": "gpu", "utilization": 0.9}}
 PREFLIGHT = Preflight(job="a", data={"num_samples": 8}, facts=FACTS, candidates=(), refusals=())
+RESULT = {
+    "status": "done",
+    "first_step": 0,
+    "step": 10,
+    "metrics": {"loss": 0.5},
+    "num_evaluated_rows": 7,
+    "compared": [{"model": "a", "metrics": {"loss": 0.5}}],
+    "reached_target": True,
+    "startup_s": 1.5,
+    "save_s": 0.1,
+    "evaluate_s": 0.2,
+    "export_s": 0.3,
+    "fellows": {"b": {"status": "left", "message": "m", "step": 4}},
+    "environment": {"python": "3.11"},
+}
 FORMS = [
     (RankStarted(pid=7), {"event": "started", "pid": 7}),
     (Beat(), {"event": "beat"}),
     (PhaseStarted(phase="saving", timeout_s=3.0), {"event": "phase", "phase": "saving", "timeout_s": 3.0}),
     (RankFailed(kind=OutcomeStatus.INVALID, message="m"), {"event": "failed", "kind": "invalid", "message": "m"}),
-    (RankResult(result={"step": 3}), {"event": "result", "result": {"step": 3}}),
+    (RankResult(result=JobResult(step=3)), {"event": "result", "result": {"step": 3}}),
     (RankExited(status=-9, fenced=True), {"event": "exit", "status": -9, "fenced": True}),
     (PreflightStarted(job="a"), {"event": "surveying", "job": "a"}),
     (DataProgress(job="a", progress="3 MB"), {"event": "preparing", "job": "a", "progress": "3 MB"}),
@@ -75,7 +91,7 @@ FORMS = [
         {"event": "checkpoint_failed", "step": 2, "message": "full", "waits": True},
     ),
     (
-        JobOfGroupEnded(job="b", outcome={"status": "left", "step": 2}),
+        JobOfGroupEnded(job="b", outcome=JobResult(status=OutcomeStatus.LEFT, step=2)),
         {"event": "ended", "job": "b", "outcome": {"status": "left", "step": 2}},
     ),
     (
@@ -83,8 +99,28 @@ FORMS = [
         {"event": "telemetry", "wall_s": 1.0, "node": "", "devices": DEVICES},
     ),
     (
-        Outcome(status=OutcomeStatus.DONE, result={"step": 10}),
+        Outcome(status=OutcomeStatus.DONE, result=JobResult(step=10)),
         {"event": "outcome", "status": "done", "message": "", "result": {"step": 10}, "was_killed": False},
+    ),
+    (
+        Outcome.of(
+            JobResult(
+                status=OutcomeStatus.DONE,
+                first_step=0,
+                step=10,
+                metrics={"loss": 0.5},
+                num_rows=7,
+                compared=({"model": "a", "metrics": {"loss": 0.5}},),
+                ended_early=True,
+                startup_s=1.5,
+                save_s=0.1,
+                evaluate_s=0.2,
+                export_s=0.3,
+                members={"b": JobResult(status=OutcomeStatus.LEFT, message="m", step=4)},
+                others={"environment": {"python": "3.11"}},
+            )
+        ),
+        {"event": "outcome", "status": "done", "message": "", "result": RESULT, "was_killed": False},
     ),
     (OtherEvent(content={"event": "epoch", "number": 3}), {"event": "epoch", "number": 3}),
 ]
@@ -125,6 +161,8 @@ def test_a_phase_without_a_limit_is_read_where_a_database_cannot_store_infinity(
         ({"event": "steps", "first_step": 1, "seconds": [1.0], "losses": [None]}, "a loss is a finite number"),
         ({"event": "result", "result": {"status": "well"}}, "'well' is not a valid OutcomeStatus"),
         ({"event": "result", "result": {"status": "done", "metrics": {"/a": 1}}}, "'/a' cannot have this name"),
+        ({"event": "result", "result": {"fellows": {"b": {"step": -1}}}}, "a step is a whole number from 0, not -1"),
+        ({"event": "result", "result": {"save_s": "1 s"}}, "seconds are a number from 0, not '1 s'"),
         ({"event": "ended", "job": "b", "outcome": {"status": "done", "step": None, "metrics": {"": 1}}}, "''"),
         ({"event": "outcome", "status": "gone"}, "'gone' is not a valid OutcomeStatus"),
         ({"event": "outcome", "status": "done", "result": []}, "an object is wanted"),

@@ -48,6 +48,7 @@ from ringmaster.techniques.processes.gang_events import (
     CheckpointFailed,
     CheckpointSaved,
     EvaluationReported,
+    JobResult,
     Outcome,
     Steps,
 )
@@ -510,8 +511,8 @@ def train_segments(writer, journal, numbers):
     for number in numbers:
         journal.start_segments([("a", SegmentSpec(technique="single", last_step=10, devices=("d",)))])
         writer.write(replace(started, number=number), at_ms=0)
-        journal.end_segment(number, {"status": "preempted"})
-        outcome = Outcome(status="preempted", result={"step": number})
+        journal.end_segment(number, JobResult(status="preempted"))
+        outcome = Outcome(status="preempted", result=JobResult(step=number))
         ended = SegmentEnded(number=number, segment=started.segment, outcome=outcome, decision="", profile=None)
         writer.write(ended, at_ms=0)
 

@@ -12,7 +12,13 @@ from ringmaster.tasks.sweeping.ranking import Ranking
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.tasks.sweeping.space import CategoricalRange, Range
 from ringmaster.tasks.sweeping.spec import SweepSpec
-from ringmaster.techniques.processes.gang_events import EvaluationReported, Outcome, PartialEvaluation, RowValues
+from ringmaster.techniques.processes.gang_events import (
+    EvaluationReported,
+    JobResult,
+    Outcome,
+    PartialEvaluation,
+    RowValues,
+)
 from tests.unit.execution.fakes import Bench, FakeRunner
 
 TEMPLATE = {
@@ -95,8 +101,8 @@ class Gangs(FakeRunner):
             call.on_event(EvaluationReported(step=step, metrics=self.measure(job, step)))
         self.steps[job.name] = last
         self.num_steps = getattr(self, "num_steps", 0) + last - first
-        whole = {"metrics": self.measure(job, last)} if last == job.num_steps else {}
-        future.set_result(Outcome(status="done", result={"first_step": first, "step": last, **whole}))
+        metrics = self.measure(job, last) if last == job.num_steps else None
+        future.set_result(Outcome(status="done", result=JobResult(first_step=first, step=last, metrics=metrics)))
 
 
 class Swept:

@@ -85,7 +85,7 @@ class AdaptationCallback(TrainerCallback):
             return {}
         folder = Path(order.model_dir or "")
         self._verify(folder)
-        return {"compared": to_json(compare(order, state.ranks, reporter, folder=folder))}
+        return {"compared": tuple(map(to_json, compare(order, state.ranks, reporter, folder=folder)))}
 
     def _verify(self, folder: Path) -> None:
         """Raises RuntimeError where pruned weights of an exported model are no longer zero."""

@@ -37,7 +37,7 @@ class EnvironmentNotes(ExecutorHook):
 
     def decide(self, running: RunningSegment, outcome: Outcome) -> str | None:
         """Writes it to the record of the job; others decide what follows."""
-        if (used := outcome.result.get(RESULT)) is not None:
+        if (used := outcome.result.others.get(RESULT)) is not None:
             record = EnvironmentRecord(environment=from_json(UsedEnvironment, used))
             self._execution.job_table.write(running.segment.job, features=(record,))
         return None

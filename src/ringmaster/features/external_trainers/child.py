@@ -12,6 +12,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NoReturn, Self
@@ -37,7 +38,7 @@ from ringmaster.techniques.checkpoints.storage import MANIFEST
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.processes.channel import Channel, woken_by
 from ringmaster.techniques.processes.gang import num_out_of_memory_kills
-from ringmaster.techniques.processes.gang_events import JobReady, OutcomeStatus, TrialMeasured
+from ringmaster.techniques.processes.gang_events import JobReady, JobResult, OutcomeStatus, TrialMeasured
 from ringmaster.techniques.processes.order import TRIAL, GangOrder, Slot
 from ringmaster.techniques.processes.reporter import MEASURE, STOP, WAITING_TIMEOUT_S, Reporter, wait_for_stop
 from ringmaster.techniques.training.trainer import ENOUGH_S, MIN_STEPS, USUAL_STEPS, WARM_UP_STEPS
@@ -292,7 +293,7 @@ def _names_permanent_error(line: str) -> bool:
     return isinstance(error, type) and issubclass(error, PERMANENT_ERRORS)
 
 
-def run(order: GangOrder, reporter: Reporter) -> dict[str, Any]:
+def run(order: GangOrder, reporter: Reporter) -> JobResult:
     """Runs the command from the newest checkpoint to `order.last_step`.
 
     Returns what `training.segment_loop.train_segment` returns.
@@ -304,27 +305,30 @@ def run(order: GangOrder, reporter: Reporter) -> dict[str, Any]:
             if reporter.has_command(STOP):
                 child.terminate()
         status, progress = child.ended(), child.account
-    result = {
-        "status": status,
-        "first_step": progress.first_step,
-        "step": progress.saved_step,
-        "startup_s": progress.startup_s,
-    }
-    if "checkpoint" in progress.seconds:
-        result["save_s"] = progress.seconds["checkpoint"]
+    result = JobResult(
+        status=status,
+        first_step=progress.first_step,
+        step=progress.saved_step,
+        startup_s=progress.startup_s,
+        save_s=progress.seconds.get("checkpoint"),
+    )
     if status == OutcomeStatus.DONE and progress.saved_step != order.last_step:
         raise ValueError(
             f"the command sent done at step {progress.saved_step}, and its order ends at {order.last_step}. "
             "To fix: report preempted after SIGTERM, else continue"
         )
     if status == OutcomeStatus.DONE and progress.saved_step == order.job.total_steps:
-        result["metrics"] = progress.metrics()
-        result |= {"evaluate_s": progress.seconds["metrics"], "export_s": progress.seconds.get("model", 0.0)}
+        result = replace(
+            result,
+            metrics=progress.metrics(),
+            evaluate_s=progress.seconds["metrics"],
+            export_s=progress.seconds.get("model", 0.0),
+        )
         _publish(child.export_to, Path(order.model_dir), checkpoint=progress.saved_to)
     return result
 
 
-def profile(order: GangOrder, reporter: Reporter) -> dict[str, Any]:
+def profile(order: GangOrder, reporter: Reporter) -> JobResult:
     """Measures some steps of the command while its neighbours are busy, then one save, evaluation and export.
 
     After that, the command no longer loads the machine for neighbours that are still being measured.
@@ -367,7 +371,7 @@ def profile(order: GangOrder, reporter: Reporter) -> dict[str, Any]:
     reporter.phase("waiting for its neighbours", timeout_s=WAITING_TIMEOUT_S)
     reporter.send(TrialMeasured(profile=measured))
     wait_for_stop(reporter)
-    return {"status": OutcomeStatus.DONE}
+    return JobResult(status=OutcomeStatus.DONE)
 
 
 def inspect_script(job: Job, *, num_devices: int) -> dict[str, int]:

@@ -4,11 +4,11 @@ docs/commands.md describes the protocol.
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 from ringmaster.techniques.black_box import BlackBox
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.model_facts import ModelFacts
+from ringmaster.techniques.processes.gang_events import JobResult
 from ringmaster.techniques.processes.order import GangOrder
 from ringmaster.techniques.processes.reporter import Reporter
 from ringmaster.techniques.technique import Config, GangShape
@@ -34,13 +34,13 @@ class Command(BlackBox):
         """Yields the configs that the job lists, in its order."""
         yield from job.model.configs or ({},)
 
-    def profile(self, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
+    def profile(self, order: GangOrder, reporter: Reporter) -> JobResult:
         """Lets the command train until enough steps are measured, then save, evaluate and export once."""
         from ringmaster.features.external_trainers.child import profile
 
         return profile(order, reporter)
 
-    def run(self, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
+    def run(self, order: GangOrder, reporter: Reporter) -> JobResult:
         """Lets the command train the steps of the segment."""
         from ringmaster.features.external_trainers.child import run
 

@@ -32,6 +32,7 @@ from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.export import export_model
 from ringmaster.techniques.models.peft_format import is_adapter
 from ringmaster.techniques.models.sentence_embeddings import local_folder
+from ringmaster.techniques.processes.gang_events import JobResult
 from ringmaster.techniques.processes.order import TRIAL, GangOrder
 from ringmaster.techniques.processes.ranks import RankContext, join
 from ringmaster.techniques.processes.reporter import Reporter
@@ -176,7 +177,7 @@ def encoder_folder(order: GangOrder, rank: int) -> Path:
     return folder
 
 
-def run(order: GangOrder, rank: int, reporter: Reporter) -> dict[str, Any]:
+def run(order: GangOrder, rank: int, reporter: Reporter) -> JobResult:
     """Runs one rank of a trial or a segment; returns the result of the loops of training."""
     encoder = encoder_folder(order, rank)
     ranks = join(order, rank, num_ranks=order.num_devices, axes={"dp_replicate": order.num_devices})

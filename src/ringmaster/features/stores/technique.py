@@ -1,10 +1,9 @@
 """Technique for knowledge stores: the passages are encoded by all devices of a gang, and nothing is trained."""
 
-from typing import Any
-
 from ringmaster.techniques.black_box import BlackBox
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.model_facts import ModelFacts
+from ringmaster.techniques.processes.gang_events import JobResult
 from ringmaster.techniques.processes.order import GangOrder
 from ringmaster.techniques.processes.reporter import Reporter
 from ringmaster.techniques.technique import WEIGHT_BYTES, Config, GangShape
@@ -29,7 +28,7 @@ class Encode(BlackBox):
         """Returns the bytes of the encoder's weights."""
         return facts.num_parameters * WEIGHT_BYTES
 
-    def profile(self, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
+    def profile(self, order: GangOrder, reporter: Reporter) -> JobResult:
         """Encodes some batches."""
         from ringmaster.features.stores.store_builder import run
 

@@ -267,7 +267,7 @@ class TargetScheduler(FeaturePolicy):
         elif isinstance(event, GangReport) and event.job in self._owners:
             self._handle_gang_event(event.job, event.event)
         elif isinstance(event, SegmentEnded) and (name := event.segment.job) in self._owners:
-            step = event.outcome.job_result.step or 0
+            step = event.outcome.result.step or 0
             if name in self._variants and step >= _probe(self.jobs[name]) and name not in self.choices:
                 self._choose_soon(name)
             elif step >= search_steps(self.jobs[self._owners[name]]):

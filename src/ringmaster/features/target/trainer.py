@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from ringmaster.codec import to_json
 from ringmaster.features.target.job import Target, variables_of
 from ringmaster.features.target.noise_scale import DAMPING, MEASURED_EVERY, GradientNoise, probe_steps
-from ringmaster.techniques.processes.gang_events import ENDED_EARLY
 from ringmaster.techniques.processes.order import TRAIN
 from ringmaster.techniques.training.callbacks import TrainedModel, TrainerCallback, TrainingState
 from ringmaster.techniques.training.gradients import local, squared_norm
@@ -39,7 +38,7 @@ class TargetCallback(TrainerCallback):
 
     def final_values(self, metrics: Mapping[str, float]) -> Mapping[str, bool]:
         """Returns whether the target is reached."""
-        return {ENDED_EARLY: self._target.is_reached(metrics)}
+        return {"ended_early": self._target.is_reached(metrics)}
 
 
 class NoiseCallback(TrainerCallback):

@@ -251,11 +251,12 @@ class SegmentReferee(ExecutorHook):
 
         def wait() -> Outcome:
             made = outcome.result()
-            last_step = made.job_result.step or 0
+            last_step = made.result.step or 0
             if made.status not in (OutcomeStatus.DONE, OutcomeStatus.PREEMPTED) or last_step <= first_step:
                 return made
             value = commitment_of(root, node=node, first_step=first_step, last_step=last_step)
-            return replace(made, result={**made.result, COMMITMENT: to_json(value)})
+            others = {**made.result.others, COMMITMENT: to_json(value)}
+            return replace(made, result=replace(made.result, others=others))
 
         return in_a_thread("commitment", wait)
 
@@ -268,7 +269,7 @@ class SegmentReferee(ExecutorHook):
         known = self._verification(job)
         if (step := known.back_to) is not None:
             return self._go_back(job, step, why="the work of an expelled node is repeated")
-        value = outcome.result.get(COMMITMENT)
+        value = outcome.result.others.get(COMMITMENT)
         made = None if value is None else from_json(StateCommitment, value)
         if running.profile.is_untrusted:
             return self._after_untrusted(running, outcome, made)

@@ -94,14 +94,14 @@ def losses(trained, job):
 
 def result_of(trained, job):
     result = trained.outcome.result
-    return result if job.name == trained.order.job.name else result["fellows"][job.name]
+    return result if job.name == trained.order.job.name else result.members[job.name]
 
 
 def assert_ended_as_alone(groups, trained, jobs, alone):
     for job in jobs:
         mine, result = alone(job), result_of(trained, job)
-        assert (result["status"], result["step"]) == ("done", job.num_steps), job.name
-        assert result["metrics"] == mine.outcome.result["metrics"], job.name
+        assert (result.status, result.step) == ("done", job.num_steps), job.name
+        assert result.metrics == mine.outcome.result.metrics, job.name
         assert is_bit_equal(groups.weights(job), mine.weights), job.name
         first, told = losses(trained, job)
         assert told == mine.losses[first:], job.name

@@ -74,9 +74,9 @@ def test_a_loss_that_is_lost_ends_that_job_alone(groups, jobs, alone):
     trained = groups.train([*jobs, wild])
     assert_ended_as_alone(groups, trained, jobs, alone)
     (ended,) = said(trained, "ended", wild)
-    assert ended.outcome["status"] == "invalid"
-    assert "the loss became" in ended.outcome["message"]
-    assert "To fix: a lower learning rate" in ended.outcome["message"]
+    assert ended.outcome.status == "invalid"
+    assert "the loss became" in ended.outcome.message
+    assert "To fix: a lower learning rate" in ended.outcome.message
 
 
 @pytest.mark.full
@@ -85,7 +85,7 @@ def test_when_the_leaders_loss_is_lost_the_others_are_kept(groups, jobs, alone):
     wild = replace(lead, name="wild", optimizer=OptimizerSpec(name="sgd", lr=1e30))
     trained = groups.train([wild, *members])
     assert trained.outcome.status == "invalid"
-    assert "the loss became" in trained.outcome.message == trained.outcome.result["message"]
+    assert "the loss became" in trained.outcome.message == trained.outcome.result.message
     assert {result_of(trained, job)["status"] for job in members} == {"preempted"}
     assert all(0 < result_of(trained, job)["step"] == groups.step(job) for job in members)
     assert_ended_as_alone(groups, groups.train(members), members, alone)
@@ -102,8 +102,8 @@ def test_jobs_that_cannot_be_made_leave_the_others_alone(bench, groups, jobs, al
     reasons = {"data": "changed", "adapter": "nowhere", "version": "is of another version of job version"}
     for broken in (data, adapter, version):
         (ended,) = said(trained, "ended", broken)
-        assert ended.outcome["status"] == "invalid"
-        assert reasons[broken.name] in ended.outcome["message"]
+        assert ended.outcome.status == "invalid"
+        assert reasons[broken.name] in ended.outcome.message
 
 
 def test_a_leader_that_cannot_be_made_says_so(groups, jobs):
@@ -209,4 +209,4 @@ def test_a_group_of_all_kinds_that_is_killed_again_and_again_ends_as_alone(bench
         # In a group that has become smaller, another kernel may compute a product of three rows.
         is_brief = job.data.seq_len == 3
         assert largest_difference(mine, other) < 1e-5 if is_brief else is_bit_equal(mine, other), job.name
-        assert is_brief or result_of(trained, job)["metrics"] == alone(job).outcome.result["metrics"], job.name
+        assert is_brief or result_of(trained, job)["metrics"] == alone(job).outcome.result.metrics, job.name

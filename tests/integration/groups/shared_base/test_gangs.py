@@ -29,8 +29,8 @@ def test_each_job_ends_as_alone_and_is_told_of_by_name(groups, jobs, alone):
     assert [event.job for event in trained.said("ready")] == [BRIEF, LEADER, EVEN]
     assert [event.job for event in trained.said("ended")] == [EVEN, LEADER]  # members only
     for event in trained.said("ended"):
-        assert event.outcome == trained.outcome.result["fellows"][event.job]
-    assert trained.outcome.result["evaluate_s"] > 0 and trained.outcome.result["save_s"] > 0
+        assert event.outcome == trained.outcome.result.members[event.job]
+    assert trained.outcome.result.evaluate_s > 0 and trained.outcome.result.save_s > 0
 
 
 @pytest.mark.full
@@ -64,8 +64,8 @@ def test_a_job_that_is_told_to_leave_is_kept_and_the_others_go_on(groups, jobs, 
     assert_ended_as_alone(groups, trained, [lead, brief], alone)
     (ended,) = said(trained, "ended", even)
     assert ended.outcome == result_of(trained, even)
-    assert ended.outcome["status"] == "left" and "metrics" not in ended.outcome
-    assert 0 < ended.outcome["step"] == groups.step(even) < 25
+    assert ended.outcome.status == "left" and ended.outcome.metrics is None
+    assert 0 < ended.outcome.step == groups.step(even) < 25
     assert is_bit_equal(groups.train_alone(even).weights, alone(even).weights)
 
 
@@ -107,7 +107,7 @@ def test_jobs_that_are_done_already_are_measured_and_exported_again(groups, jobs
     again = groups.train(jobs)
     assert again.said("steps") == []
     for job in jobs:
-        assert result_of(again, job)["metrics"] == alone(job).outcome.result["metrics"]
+        assert result_of(again, job)["metrics"] == alone(job).outcome.result.metrics
         assert is_bit_equal(groups.weights(job), alone(job).weights)
 
 

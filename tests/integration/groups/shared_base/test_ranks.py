@@ -54,8 +54,8 @@ def assert_ended_nearly_as_alone(groups, trained, jobs, alone):
         mine, result = alone(job), result_of(trained, job)
         tolerance = TOLERANCES[job.optimizer.name]
         assert (result["status"], result["step"]) == ("done", job.num_steps), job.name
-        assert result["metrics"] == pytest.approx(mine.outcome.result["metrics"], abs=10 * tolerance), job.name
-        assert result["num_evaluated_rows"] == mine.outcome.result["num_evaluated_rows"], job.name
+        assert result["metrics"] == pytest.approx(mine.outcome.result.metrics, abs=10 * tolerance), job.name
+        assert result["num_evaluated_rows"] == mine.outcome.result.num_rows, job.name
         assert largest_difference(groups.weights(job), mine.weights) < tolerance, job.name
         first, told = losses(trained, job)
         assert told == pytest.approx(mine.losses[first:], abs=10 * tolerance), job.name
@@ -158,7 +158,7 @@ def test_a_loss_that_is_lost_ends_that_job_alone(groups, jobs, alone):
     trained = groups.train([*jobs, wild], layout=WHOLE)
     assert_ended_nearly_as_alone(groups, trained, jobs, alone)
     (ended,) = said(trained, "ended", wild)
-    assert ended.outcome["status"] == "invalid" and "the loss became" in ended.outcome["message"]
+    assert ended.outcome.status == "invalid" and "the loss became" in ended.outcome.message
 
 
 @pytest.mark.full
@@ -226,7 +226,7 @@ def test_precisions_are_those_of_a_job_alone(groups, jobs, alone, precision):
     rounded = [replace(job, precision=precision) for job in (*jobs[:2], headed)]
     trained = groups.train(rounded, layout=SHARDED)
     for job in rounded:
-        assert result_of(trained, job)["metrics"] == pytest.approx(alone(job).outcome.result["metrics"], rel=1e-2)
+        assert result_of(trained, job)["metrics"] == pytest.approx(alone(job).outcome.result.metrics, rel=1e-2)
 
 
 @pytest.mark.full

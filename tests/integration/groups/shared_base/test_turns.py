@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.techniques import EvaluationSpec
-from ringmaster.techniques.processes.gang_events import CheckpointSaved, JobOfGroupEnded, JobReady, Steps
+from ringmaster.techniques.processes.gang_events import CheckpointSaved, JobOfGroupEnded, JobReady, JobResult, Steps
 from ringmaster.techniques.processes.reporter import STOP, leave_command, until_command
 from tests.integration.groups.shared_base.groups import (
     BRIEF,
@@ -120,7 +120,7 @@ def test_a_queue_that_is_killed_goes_on_from_what_each_had_kept(groups, queue, a
     assert list(steps) == [LEADER, BRIEF, LATE, EVEN]  # brief is found to be complete, and takes no position from late
     assert steps[BRIEF] == 12 and steps[LATE] > 2 and steps[EVEN] == 0
     for job in queue:
-        assert result_of(second, job)["metrics"] == alone(job).outcome.result["metrics"]
+        assert result_of(second, job)["metrics"] == alone(job).outcome.result.metrics
         assert is_bit_equal(groups.weights(job), alone(job).weights), job.name
 
 
@@ -139,7 +139,7 @@ def test_who_leaves_makes_room_and_who_leaves_while_it_waits_never_begins(groups
     assert_ended_as_alone(groups, trained, [lead, even], alone)
     assert [(e.job, e.step) for e in trained.said("ready")] == [(LEADER, 0), (BRIEF, 0), (EVEN, 4)]
     (ended,) = said(trained, "ended", late)
-    assert ended.outcome == result_of(trained, late) == {"status": "left", "step": 0}
+    assert ended.outcome == result_of(trained, late) == JobResult(status="left", step=0)
     assert 0 < result_of(trained, brief)["step"] == groups.step(brief) < 12
     for job in (brief, late):
         assert is_bit_equal(groups.train_alone(job).weights, alone(job).weights)

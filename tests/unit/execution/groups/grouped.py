@@ -1,8 +1,10 @@
 """A batch whose first job leads a group, and fake gangs that train groups."""
 
+from dataclasses import replace
+
 from ringmaster.tasks.execution.job_rows import JobTableEntry
 from ringmaster.techniques import Profile
-from ringmaster.techniques.processes.gang_events import Outcome
+from ringmaster.techniques.processes.gang_events import JobResult, Outcome
 from ringmaster.techniques.profiles import GroupMemberProfile
 from tests.unit.execution.fakes import Bench, FakeRunner, job
 
@@ -34,11 +36,17 @@ class GroupBench(Bench):
         return JobTableEntry(job_in_batch=job, job=job, profiles=profiles, paths=self.paths, group_profiles=together)
 
 
-def outcome_of(call, runner, order, *, step=None, **said):
+def outcome_of(call, runner, order, *, step=None):
     name = order.job.name
     runner.steps[name] = step = max(order.last_step if step is None else step, runner.steps.get(name, 0))
-    metrics = {"metrics": {"loss": 1.0}} if step == order.job.total_steps else {}
-    return {"status": "done", "step": step, **metrics, **said}
+    metrics = {"loss": 1.0} if step == order.job.total_steps else None
+    return JobResult(status="done", step=step, metrics=metrics)
+
+
+def stopped_at(step, members, **changes):
+    """The outcome of a gang that was stopped, with all of its jobs at that step."""
+    theirs = {name: JobResult(status="preempted", step=step) for name in members}
+    return Outcome(**{"status": "preempted", "result": JobResult(step=step, members=theirs), **changes})
 
 
 def all_done(call, runner, **members):
@@ -47,7 +55,7 @@ def all_done(call, runner, **members):
     theirs = {
         order.job.name: members.get(order.job.name) or outcome_of(call, runner, order) for order in call.order.members
     }
-    return Outcome(status="done", result={**mine, "first_step": 0, "fellows": theirs})
+    return Outcome(status="done", result=replace(mine, first_step=0, members=theirs))
 
 
 def bench_of(folder, *acts, names="abc", num_steps=10, **options):

@@ -8,11 +8,11 @@ from ringmaster.tasks.execution.execution_events import JobEnded, SegmentEnded, 
 from ringmaster.tasks.execution.steering import SteeringRequest
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques import registry
-from ringmaster.techniques.processes.gang_events import CheckpointSaved, JobOfGroupEnded, Outcome
+from ringmaster.techniques.processes.gang_events import CheckpointSaved, JobOfGroupEnded, JobResult, Outcome
 from ringmaster.techniques.processes.reporter import STOP, leave_command
 from ringmaster.techniques.profiles import GroupMemberProfile
 from tests.unit.execution.fakes import Bench, FakeRunner, ends, job, profile
-from tests.unit.execution.groups.grouped import GroupBench, all_done, bench_of, group, outcome_of
+from tests.unit.execution.groups.grouped import GroupBench, all_done, bench_of, group, outcome_of, stopped_at
 
 SHARED = registry.dotted_path("shared_base")
 
@@ -47,7 +47,7 @@ def test_a_segment_is_told_as_each_jobs_own(tmp_path):
     for name in "abc":
         (segment,) = bench.journal.segments(name)
         assert (segment.job, segment.spec.technique) == (name, "shared_base")
-        assert (segment.outcome["status"], segment.outcome["step"]) == ("done", 10)
+        assert (segment.outcome.status, segment.outcome.step) == ("done", 10)
     assert len(bench.journal.segments()) == 1
 
 
@@ -57,7 +57,7 @@ def test_a_fellow_that_is_through_is_done_while_the_gang_goes_on(tmp_path):
     def act(call, runner):
         order = call.order.members[0]
         call.on_event(JobOfGroupEnded(job="b", outcome=outcome_of(call, runner, order)))
-        return Outcome(status="preempted", result={"step": 5, "fellows": {"c": {"status": "preempted", "step": 5}}})
+        return stopped_at(5, "c")
 
     def second(call, runner):
         seen.append(([o.job.name for o in call.order.members], bench.statuses["b"]))
@@ -82,7 +82,7 @@ def test_what_a_fellow_checkpoints_is_its_own_step(tmp_path):
 
 
 def test_an_invalid_fellow_fails_alone(tmp_path):
-    broken = {"status": "invalid", "step": 3, "message": "the loss became nan"}
+    broken = JobResult(status="invalid", step=3, message="the loss became nan")
     bench = bench_of(tmp_path, lambda call, runner: all_done(call, runner, b=broken))
     assert bench.run()
     assert bench.statuses == {"a": JobStatus.DONE, "b": JobStatus.FAILED, "c": JobStatus.DONE}
@@ -90,9 +90,9 @@ def test_an_invalid_fellow_fails_alone(tmp_path):
 
 
 def failing_leader(call, runner):
-    theirs = {order.job.name: {"status": "preempted", "step": 3} for order in call.order.members}
-    runner.steps |= dict.fromkeys(theirs, 3)
-    return Outcome(status="invalid", message="the loss became nan", result={"step": 3, "fellows": theirs})
+    members = [order.job.name for order in call.order.members]
+    runner.steps |= dict.fromkeys(members, 3)
+    return stopped_at(3, members, status="invalid", message="the loss became nan")
 
 
 def test_where_the_leader_fails_another_job_leads_the_group(tmp_path):
@@ -166,7 +166,7 @@ def test_no_memory_under_any_of_the_groups_options_parts_it(tmp_path):
 def test_a_fellow_that_is_cancelled_leaves_and_the_gang_goes_on(tmp_path):
     def act(call, runner):
         bench.executor.cancel(["b"], message="by hand")
-        left = {"status": "left", "step": 2}
+        left = JobResult(status="left", step=2)
         return all_done(call, runner, b=left)
 
     bench = bench_of(tmp_path, act)
@@ -183,8 +183,9 @@ def test_a_fellow_that_was_paused_goes_on_alone_once_its_gang_has_let_it_go(tmp_
         bench.executor.resume(["b"])
         assert len(bench.runner.calls) == 1, "two gangs must not train one job"
         runner.steps["b"] = 2
-        call.on_event(JobOfGroupEnded(job="b", outcome={"status": "left", "step": 2}))
-        return all_done(call, runner, b={"status": "left", "step": 2})
+        left = JobResult(status="left", step=2)
+        call.on_event(JobOfGroupEnded(job="b", outcome=left))
+        return all_done(call, runner, b=left)
 
     bench = bench_of(tmp_path, act)
     assert bench.run()
@@ -196,8 +197,7 @@ def test_a_leader_that_is_cancelled_stops_its_gang_and_the_others_go_on(tmp_path
     def act(call, runner):
         bench.executor.cancel(["a"], message="by hand")
         runner.steps |= {"a": 2, "b": 2, "c": 2}
-        theirs = {name: {"status": "preempted", "step": 2} for name in "bc"}
-        return Outcome(status="preempted", result={"step": 2, "fellows": theirs})
+        return stopped_at(2, "bc")
 
     bench = bench_of(tmp_path, act)
     assert bench.run()
@@ -230,8 +230,7 @@ def test_a_group_that_was_interrupted_goes_on_as_a_group(tmp_path):
     def act(call, runner):
         bench.executor.stop_starting()
         runner.steps |= {"a": 5, "b": 5, "c": 5}
-        theirs = {name: {"status": "preempted", "step": 5} for name in "bc"}
-        return Outcome(status="preempted", result={"step": 5, "fellows": theirs})
+        return stopped_at(5, "bc")
 
     bench = bench_of(tmp_path, act)
     assert not bench.run()
@@ -274,7 +273,8 @@ class TwoRequests:
 def test_the_others_continue_together_where_the_lead_was_stopped_while_all_of_them_rested(tmp_path):
     def to_the_rung(call, runner):
         own, *others = [outcome_of(call, runner, order, step=4) for order in (call.order, *call.order.members)]
-        return Outcome(status="done", result={**own, "first_step": 0, "fellows": dict(zip("bc", others, strict=True))})
+        members = dict(zip("bc", others, strict=True))
+        return Outcome(status="done", result=replace(own, first_step=0, members=members))
 
     bench = bench_of(tmp_path, to_the_rung, steering=TwoRequests(), num_devices=1)
     for name in "abc":

@@ -8,7 +8,7 @@ import pytest
 from ringmaster.tasks.execution.dispatch import PlannedSegment
 from ringmaster.tasks.execution.progress import PlanProgress, RunningSegment
 from ringmaster.tasks.storage.journal import JobStatus
-from ringmaster.techniques.processes.gang_events import CheckpointSaved, JobReady, Outcome, Steps
+from ringmaster.techniques.processes.gang_events import CheckpointSaved, JobReady, JobResult, Outcome, Steps
 from tests.unit.execution.fakes import FakeRunner, in_a_row, job
 from tests.unit.execution.groups.grouped import GroupBench, all_done, bench_of, group, outcome_of
 
@@ -30,8 +30,8 @@ def test_of_those_that_take_turns_a_segment_trains_whose_turn_comes(tmp_path):
 def test_those_that_wait_when_the_leader_is_through_and_the_gang_stops_go_on_by_themselves(tmp_path):
     def act(call, runner):
         runner.steps |= {"b": 4}
-        theirs = {"b": {"status": "preempted", "step": 4}, "c": {"status": "preempted", "step": 0}}
-        return Outcome(status="done", result={**outcome_of(call, runner, call.order), "fellows": theirs})
+        theirs = {name: JobResult(status="preempted", step=step) for name, step in (("b", 4), ("c", 0))}
+        return Outcome(status="done", result=replace(outcome_of(call, runner, call.order), members=theirs))
 
     bench = bench_of(tmp_path, act, together=(group("b", "c", at_once=2),))
     assert bench.run()

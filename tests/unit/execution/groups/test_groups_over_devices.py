@@ -5,7 +5,7 @@ import pytest
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques.processes.gang_events import CheckpointSaved, Outcome
 from tests.unit.execution.fakes import FakeRunner, ends
-from tests.unit.execution.groups.grouped import GroupBench, all_done, bench_of, group
+from tests.unit.execution.groups.grouped import GroupBench, all_done, bench_of, group, stopped_at
 
 OVER_TWO = group("b", "c", num_devices=2, base="sharded")
 
@@ -54,8 +54,7 @@ def test_a_group_that_was_interrupted_goes_on_over_what_devices_it_may(tmp_path,
     def act(call, runner):
         bench.executor.stop_starting()
         runner.steps |= dict.fromkeys("abc", 5)
-        theirs = {name: {"status": "preempted", "step": 5} for name in "bc"}
-        return Outcome(status="preempted", result={"step": 5, "fellows": theirs})
+        return stopped_at(5, "bc")
 
     bench = bench_of(tmp_path, act, together=together)
     assert not bench.run()

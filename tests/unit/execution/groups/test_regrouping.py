@@ -13,7 +13,7 @@ from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques.job_specs import EvaluationSlice
 from ringmaster.techniques.processes.gang_events import EvaluationReported, Outcome
 from tests.unit.execution.fakes import Bench, FakeRunner, ends, job
-from tests.unit.execution.groups.grouped import all_done, group, outcome_of
+from tests.unit.execution.groups.grouped import all_done, group, outcome_of, stopped_at
 
 RUNG, LAST = 4, 10
 SIZES = {"a": "abc", "d": "def", "g": "ghi"}  # the groups of the plan by their lead jobs
@@ -51,8 +51,8 @@ def to_the_rung(call, runner):
     for order in orders:
         name = None if order is call.order else order.job.name
         call.on_event(EvaluationReported(job=name, step=RUNG, metrics={"loss": 1.0}))
-    names = [order.job.name for order in call.order.members]
-    return Outcome(status="done", result={**own, "first_step": 0, "fellows": dict(zip(names, others, strict=True))})
+    members = {order.job.name: each for order, each in zip(call.order.members, others, strict=True)}
+    return Outcome(status="done", result=replace(own, first_step=0, members=members))
 
 
 class ThreeGroups(Bench):
@@ -158,10 +158,7 @@ def test_another_process_trains_the_groups_that_were_formed(tmp_path):
         bench.executor.stop_starting()
         names = [order.job.name for order in call.order.members]
         runner.steps |= dict.fromkeys((call.order.job.name, *names), 6)
-        return Outcome(
-            status="preempted",
-            result={"step": 6, "fellows": {name: {"status": "preempted", "step": 6} for name in names}},
-        )
+        return stopped_at(6, names)
 
     bench = bench_of(tmp_path, after={name: [stops] for name in "be"})
     assert not bench.run()

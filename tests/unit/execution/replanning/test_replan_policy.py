@@ -76,7 +76,7 @@ def test_a_job_that_must_move_is_stopped_at_a_checkpoint_and_goes_on_elsewhere(t
     assert [command for _, command in bench.runner.heard] == [STOP]
     wide = [event for event in bench.told(SegmentStarted) if event.technique == "ddp"]
     assert [event.segment.job for event in wide] == ["long"]
-    assert wide[0].first_step == stopped[0].outcome.result["step"] > 0
+    assert wide[0].first_step == stopped[0].outcome.result.step > 0
     assert bench.runner.now_s < 0.8 * 800  # one device would take 800 s
 
 
@@ -103,7 +103,7 @@ def test_every_step_is_trained_once_whatever_is_planned_on_the_way(tmp_path, see
     assert set(bench.statuses.values()) == {JobStatus.DONE}
     for name in names:
         told = [e for e in bench.told(SegmentEnded) if e.segment.job == name]
-        reached = [0, *(e.outcome.result["step"] for e in told)]
+        reached = [0, *(e.outcome.result.step for e in told)]
         assert reached == sorted(reached)
         assert reached[-1] == 100
         assert [e.first_step for e in bench.told(SegmentStarted) if e.segment.job == name] == reached[:-1]
@@ -125,7 +125,7 @@ def test_a_segment_goes_on_while_nobody_waits_for_its_devices(tmp_path):
     assert bench.run()
     first, *_ = [e for e in bench.told(SegmentEnded) if e.segment.job == "a"]
     assert until_command(100) in [command for _, command in bench.runner.heard]
-    assert first.outcome.result["step"] >= 75
+    assert first.outcome.result.step >= 75
     assert bench.runner.now_s == pytest.approx(100.0, abs=6.0)
 
 

@@ -19,6 +19,7 @@ from ringmaster.tasks.planning.objectives import PlanningTerms
 from ringmaster.tasks.planning.series_bands import power_sentence, series_bands, series_of
 from ringmaster.tasks.profiling.search import planning_problem
 from ringmaster.tasks.storage.journal import SegmentRecord, SegmentSpec
+from ringmaster.techniques.processes.gang_events import JobResult
 from tests.unit.execution.fakes import job, open_journal, profile
 from tests.unit.execution.test_waits import planned, simulated
 
@@ -67,7 +68,7 @@ def test_the_result_of_a_batch_has_what_was_spent_and_what_was_planned(tmp_path)
     (number,) = journal.start_segments([("a", SegmentSpec(devices=("n0:gpu:0",)))])
     journal._clocks.clear()
     journal.clock = lambda: TIMES_S[0] + HOUR_S / 2
-    journal.end_segment(number, {"status": "done"})
+    journal.end_segment(number, JobResult(status="done"))
     batch = SimpleNamespace(terms=PlanningTerms(objective="cost", features=(TARIFFS,)), objective="cost")
     hook = SpendingReport()
     results = hook.batch_results(batch, journal, since_s=TIMES_S[0])

@@ -11,7 +11,7 @@ from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.profiling.search import planning_problem
 from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, Journal, SegmentSpec
 from ringmaster.tasks.storage.message_store import MessageStore
-from ringmaster.techniques.processes.gang_events import EvaluationReported, Outcome
+from ringmaster.techniques.processes.gang_events import EvaluationReported, JobResult, Outcome
 from tests.unit.execution.fakes import cluster, in_a_row
 
 LOOK_EVERY_S = 0.01
@@ -96,9 +96,8 @@ class PlayedExecutor:
         MessageStore(self._database).store(number, "here", events=said)
         why = self.failing.get(job.name, "")
         status = "invalid" if why else "done"
-        result = {"step": job.total_steps}
-        journal.end_segment(number, {"status": status, "message": why, **result})
-        outcome = Outcome(status=status, message=why, result=result)
+        outcome = Outcome.of(JobResult(status=status, message=why, step=job.total_steps))
+        journal.end_segment(number, outcome.result)
         events.append(SegmentEnded(number=number, segment=segment, outcome=outcome, decision="as it is"))
         if why:
             journal.write_job(job.name, status=JobStatus.FAILED, message=why)

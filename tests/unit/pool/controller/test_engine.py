@@ -10,7 +10,7 @@ from ringmaster.tasks.pool.nodes import Timeouts
 from ringmaster.tasks.pool.pool_engine import PRECEDENCE, PoolEngine, merged
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.message_store import MessageStore
-from ringmaster.techniques.processes.gang_events import JobReady, Outcome
+from ringmaster.techniques.processes.gang_events import JobReady, JobResult, Outcome
 from tests.unit.pool.workers import Worker, call
 
 WAIT_S = 120.0  # the longest wait for another thread
@@ -55,7 +55,7 @@ def test_a_segment_is_ordered_and_heard_to_its_end(database, made):
     assert not future.done()
     worker.end(1, step=10)
     engine.catch_up()
-    assert future.result(timeout=0) == Outcome(status="done", result={"step": 10})
+    assert future.result(timeout=0) == Outcome(status="done", result=JobResult(step=10))
 
 
 def test_it_listens_by_itself_once_started(database, made):
@@ -132,7 +132,7 @@ def test_a_gang_over_two_nodes_has_a_share_on_each_and_one_outcome(database, mad
     assert not future.done()
     a.end(1, step=10, metrics={"loss": 1.0})
     engine.catch_up()
-    assert future.result(timeout=0).result == {"step": 10, "metrics": {"loss": 1.0}}
+    assert future.result(timeout=0).result == JobResult(step=10, metrics={"loss": 1.0})
     assert [event.NAME for event in heard] == ["ready"]
     assert not a.is_killed(1)
 

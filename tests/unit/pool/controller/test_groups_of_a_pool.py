@@ -153,7 +153,7 @@ def test_a_group_is_one_segment_of_which_each_job_is_told(database, how):
     (row,) = pool.plans[0].jobs
     assert (row.id, row.members) == ("b1/a", ("b1/b", "b1/c"))
     (segment,) = Journal(database, batch="b1").segments("c")
-    assert (segment.job, segment.outcome["step"]) == ("c", 10)
+    assert (segment.job, segment.outcome.step) == ("c", 10)
 
 
 @pytest.mark.parametrize(

@@ -176,7 +176,7 @@ def test_a_node_is_empty_before_it_ends(pool, engine):
     assert "lost" not in [e.outcome.status for e in pool.told(SegmentEnded)]
     trained = [event.outcome.result for event in pool.told(SegmentEnded) if event.segment.job == "a"]
     stopped = 300 - int(before_s) - 1
-    assert [(each["first_step"], each["step"]) for each in trained] == [(0, stopped), (stopped, 350)], "nothing is lost"
+    assert [(each.first_step, each.step) for each in trained] == [(0, stopped), (stopped, 350)], "nothing is lost"
 
 
 def test_a_node_that_ends_without_notice_loses_what_runs(pool, engine):

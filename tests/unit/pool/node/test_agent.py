@@ -19,6 +19,7 @@ from ringmaster.techniques.processes.gang_events import (
     DeviceTelemetry,
     EvaluationReported,
     JobReady,
+    JobResult,
     Outcome,
     OutcomeStatus,
     Steps,
@@ -57,7 +58,7 @@ class StubGang:
     def send(self, command):
         self.told.append(command)
         if command == "stop" and not self.is_deaf:
-            self.script.put(Outcome(status=OutcomeStatus.PREEMPTED, result={"step": 3}))
+            self.script.put(Outcome(status=OutcomeStatus.PREEMPTED, result=JobResult(step=3)))
 
     def kill(self):
         self.script.put(Outcome(status=OutcomeStatus.CRASHED, message="killed"))
@@ -183,7 +184,7 @@ def test_a_share_is_run_once_and_its_words_are_mailed_in_order(site):
     gang.script.put(JobReady(step=0))
     gang.script.put(Beat())  # only informs the supervisor that the rank is alive
     gang.script.put(EvaluationReported(step=1, metrics={"loss": 1.0, "perplexity": float("inf")}))
-    gang.script.put(Outcome(status=OutcomeStatus.DONE, result={"step": 10}))
+    gang.script.put(Outcome(status=OutcomeStatus.DONE, result=JobResult(step=10)))
     until(lambda: site.outcomes() == {7: OutcomeStatus.DONE} and not site.host.running)
     assert site.started == [gang]
     assert site.words() == [
@@ -192,7 +193,7 @@ def test_a_share_is_run_once_and_its_words_are_mailed_in_order(site):
         (
             7,
             2,
-            Outcome(status=OutcomeStatus.DONE, message="", result={"step": 10}, was_killed=False),
+            Outcome(status=OutcomeStatus.DONE, message="", result=JobResult(step=10), was_killed=False),
         ),
     ]
     assert not site.message_store.orders()

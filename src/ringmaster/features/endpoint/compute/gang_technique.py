@@ -1,11 +1,10 @@
 """Technique of an endpoint on a pool: the first rank of a gang serves until nobody asks any more."""
 
-from typing import Any
-
 from ringmaster.registry import resolve
 from ringmaster.techniques.black_box import BlackBox
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.model_facts import ModelFacts
+from ringmaster.techniques.processes.gang_events import JobResult
 from ringmaster.techniques.processes.order import GangOrder
 from ringmaster.techniques.processes.reporter import Reporter
 from ringmaster.techniques.technique import GangShape
@@ -25,11 +24,11 @@ class Served(BlackBox):
         """Supports no job of a batch: endpoints are submitted with their one option."""
         return "the job is no endpoint"
 
-    def profile(self, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
+    def profile(self, order: GangOrder, reporter: Reporter) -> JobResult:
         """Raises NotImplementedError: endpoints are submitted with their one option."""
         raise NotImplementedError("an endpoint is not profiled")
 
-    def run(self, order: GangOrder, reporter: Reporter) -> dict[str, Any]:
+    def run(self, order: GangOrder, reporter: Reporter) -> JobResult:
         """Serves until the endpoint is idle, or its rank is told to stop."""
-        result: dict[str, Any] = resolve(SERVER)(order, reporter)
+        result: JobResult = resolve(SERVER)(order, reporter)
         return result

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from select import select
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ringmaster.errors import InputError
 from ringmaster.features.endpoint.server.compute_link import ComputeLink, RecordingProcess
@@ -22,7 +22,7 @@ from ringmaster.features.endpoint.server.endpoint_file import load_endpoint_file
 from ringmaster.features.endpoint.server.endpoint_server import LOCK_FILE, POOL_FILE, EndpointServer, endpoint_folder
 from ringmaster.features.endpoint.server.replicas import ComputeDevice
 from ringmaster.flows.services.serving import LOOPBACK
-from ringmaster.techniques.processes.gang_events import JobReady, OutcomeStatus
+from ringmaster.techniques.processes.gang_events import JobReady, JobResult, OutcomeStatus
 from ringmaster.techniques.processes.order import GangOrder, Slot
 from ringmaster.techniques.processes.reporter import STOP, Reporter
 
@@ -72,7 +72,7 @@ class ServerThread:
         self._server.end()
 
 
-def serve(order: GangOrder, reporter: Reporter) -> dict[str, Any]:
+def serve(order: GangOrder, reporter: Reporter) -> JobResult:
     """Serves the endpoint of an order until it is idle, or the rank is told to stop; returns the result of the segment.
 
     Its only step is its life. Raises InputError where it cannot be served.
@@ -103,17 +103,16 @@ def serve(order: GangOrder, reporter: Reporter) -> dict[str, Any]:
         if reporter.has_command(STOP):
             thread.end()
     if isinstance(thread.fault, InputError):
-        return {"status": OutcomeStatus.INVALID, "message": "; ".join(map(str, thread.fault.faults))}
+        return JobResult(status=OutcomeStatus.INVALID, message="; ".join(map(str, thread.fault.faults)))
     if thread.fault is not None:
         raise thread.fault
-    result = {"first_step": 0, "startup_s": startup_s}
     if not thread.is_idle:
-        return {**result, "status": OutcomeStatus.PREEMPTED, "step": 0}
+        return JobResult(status=OutcomeStatus.PREEMPTED, first_step=0, step=0, startup_s=startup_s)
     with beating(reporter):
         recording.wait()
         recording.start()  # clients that have ended since
         recording.wait()
-    return {**result, "status": OutcomeStatus.DONE, "step": 1, "metrics": {}}
+    return JobResult(status=OutcomeStatus.DONE, first_step=0, step=1, startup_s=startup_s, metrics={})
 
 
 @contextmanager
