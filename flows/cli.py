@@ -21,7 +21,7 @@ COMMANDS: Mapping[str, Sequence[Callable[..., None]]] = {
     ),
     PLAN: (
         *(running.profile, planning.plan, planning.check, planning.whatif),
-        *(observing.techniques, observing.schema),
+        *(observing.techniques, observing.schema_command()),
     ),
     POOL: (pool.up, pool.down),
     MODELS: (

@@ -7,6 +7,7 @@ values, and whether files and folders exist, are checked by the commands alone.
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ringmaster.features import listed
 from ringmaster.tasks.batch.references import ANY_METRIC
 from ringmaster.tasks.batch.schema import DIALECT, json_schema
 from ringmaster.techniques.metric import metric_names
@@ -118,12 +119,13 @@ SCHEMAS: Mapping[str, Callable[[], Schema]] = {
     "policy": policy_schema,
     "tests": tests_schema,
 }
-"""The schemas by the kind of file."""
+"""The schemas by the kind of file; features list further ones in `FILE_SCHEMAS` of their module `commands`."""
 
 
 def schema_of(kind: str) -> Schema:
-    """Returns the schema of a kind of file, one of `SCHEMAS`."""
-    schema: Schema = _with_families({"$schema": DIALECT, **SCHEMAS[kind]()})
+    """Returns the schema of a kind of file, one of `SCHEMAS` or of a feature."""
+    make = {**SCHEMAS, **dict(listed("commands", "FILE_SCHEMAS"))}[kind]
+    schema: Schema = _with_families({"$schema": DIALECT, **make()})
     return schema
 
 

@@ -329,7 +329,7 @@ BUILTIN_SOURCES: dict[str, str] = {
     "rag": "ringmaster.techniques.data.sources.completion:Rag",
     "prompt": "ringmaster.techniques.data.sources.completion:Prompt",
     "embedding": "ringmaster.techniques.data.sources.text_rows:Embedding",
-    **features.DATA_SOURCES,
+    **features.dotted_names("DATA_SOURCES"),
     "image-classification": "ringmaster.techniques.data.sources.image_classification:ImageClassification",
     "features": "ringmaster.techniques.data.sources.feature_rows:FeatureRows",
     "hugging-face": "ringmaster.techniques.data.sources.builtin:HuggingFace",

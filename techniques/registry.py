@@ -23,7 +23,7 @@ BUILTIN: dict[str, str] = {
     "mesh": "ringmaster.techniques.mesh:Mesh",
     "offload": "ringmaster.techniques.offload:Offload",
     "rewrite": "ringmaster.techniques.rewrite:Rewrite",
-    **features.TECHNIQUES,
+    **features.dotted_names("TECHNIQUES"),
 }
 
 GROUP_TECHNIQUES: dict[str, str] = {"shared_base": "ringmaster.techniques.shared_base:SharedBase"}
@@ -39,7 +39,7 @@ FORMER_PATHS: dict[str, str] = {
         f"ringmaster.techniques.{name}:{former}": BUILTIN[name]
         for name, former in (("expert", "Expert"), ("tensor", "TensorParallel"), ("context", "Context"))
     },
-    **features.FORMER_TECHNIQUES,
+    **features.dotted_names("FORMER_TECHNIQUES"),
 }
 """Dotted names in the stored orders of earlier releases."""
 

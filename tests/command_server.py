@@ -85,11 +85,11 @@ def _run(request):
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
     sys.argv = ["ringmaster", *request["arguments"]]
-    leave = entry.leave
+    exit_process = entry.exit_process
 
     def note_modules(status):
         Path(modules).write_text("\n".join(sys.modules))
-        leave(status)
+        exit_process(status)
 
-    entry.leave = note_modules
+    entry.exit_process = note_modules
     entry.process()

@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, TextIO
+from typing import Annotated, Any, Literal, TextIO
 
 import typer
 
 from ringmaster.errors import InputError, RingmasterError
+from ringmaster.features import listed
 from ringmaster.files import folders_in
 from ringmaster.flows import settings
+from ringmaster.flows.commands.parameters import with_parameters
 from ringmaster.flows.completion import batch_names, batch_or_job_names
 from ringmaster.flows.dated_runs import folder_date
 from ringmaster.flows.output import (
@@ -31,6 +33,7 @@ from ringmaster.flows.output import (
 from ringmaster.text import join_limited
 
 FOLLOW_EVERY_S = 0.5
+FILE_KINDS = ("batch", "sweep", "retraining", "policy", "tests")  # with schemas in `flows.file_schemas`
 MAX_CHARACTERS = 1_000_000  # of a log that are read at a time
 
 
@@ -66,15 +69,22 @@ def techniques(
     output_console().print(plain_table("technique", "what it does", "what it needs", rows=rows))
 
 
-def schema(
-    kind: Annotated[
-        Literal["batch", "sweep", "retraining", "policy", "tests"], typer.Argument(help="Kind of the files.")
-    ] = "batch",
-) -> None:
+def schema(kind: str = "batch") -> None:
     """Print the JSON schema of batch files, or of files of another kind, by which editors complete and check them."""
     from ringmaster.flows.file_schemas import schema_of
 
     write_document(json.dumps(schema_of(kind), indent=1) + "\n")
+
+
+def schema_command() -> Callable[..., None]:
+    """Returns the command `schema`, which knows the kinds of files of features, too (`FILE_SCHEMAS`)."""
+
+    def print_schema(*, kind: str) -> None:
+        schema(kind)
+
+    kinds: Any = Literal.__getitem__((*FILE_KINDS, *(kind for kind, _ in listed("commands", "FILE_SCHEMAS"))))
+    argument = Annotated[kinds, typer.Argument(help="Kind of the files.")]
+    return with_parameters(schema, print_schema, kind=(argument, FILE_KINDS[0]))
 
 
 def status(

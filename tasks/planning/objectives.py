@@ -291,7 +291,7 @@ OBJECTIVES = Registry(
         each.name: f"{__name__}:{each.__name__}"
         for each in (Makespan, WeightedCompletion, MeanCompletion, Fairness, TimeToTarget)
     }
-    | features.OBJECTIVES,
+    | features.dotted_names("OBJECTIVES"),
 )
 
 

@@ -30,7 +30,7 @@ BUILTIN: dict[str, str] = {
     LOCAL: "ringmaster.tasks.execution.local_engine:LocalEngine",
     WORKERS: "ringmaster.tasks.pool.engines:EngineOptions",
     "work-pool": "ringmaster.tasks.pool.engines:WorkPoolOptions",
-    **features.ENGINES,
+    **features.dotted_names("ENGINES"),
 }
 """By name, the dotted path of the engine's `EngineOptions`, or of what builds the engine from an `EngineContext`."""
 ENGINES = Registry(kind="engine", entry_point_group="ringmaster.engines", builtin=BUILTIN)

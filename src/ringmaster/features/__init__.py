@@ -17,7 +17,8 @@ A feature's package has any of these modules, and the core imports those of the 
                 (`ringmaster.tasks.pool.node_hooks`), and requests about running jobs
                 (`ringmaster.tasks.control.request_handler`)
     commands    its commands, which join the command line, and options of others (`ringmaster.flows.cli`); what it
-                shows in `ringmaster status` (`ringmaster.flows.reports.watch`)
+                shows in `ringmaster status` (`ringmaster.flows.reports.watch`); schemas of its files
+                (`ringmaster.flows.file_schemas`)
     pages       what it adds to the records of jobs and models, and what follows these records
                 (`ringmaster.tasks.recording.record_hooks`)
     routes      its HTTP routes of the server of a pool's metrics (`ringmaster.flows.services.metrics_server`)
@@ -28,8 +29,10 @@ A feature's package has any of these modules, and the core imports those of the 
                 (`ringmaster.tasks.sweeping.stop_rules`), and its sections of their results
                 (`ringmaster.tasks.sweeping.results`)
 
-Techniques, data sources, objectives and engines of features are defined in any of their modules. `TECHNIQUES`,
-`DATA_SOURCES`, `OBJECTIVES` and `ENGINES` below list them by name; those of installed distributions have entry points.
+Techniques, data sources, objectives and engines of features are defined in any of their modules. The package's own
+`__init__.py` lists their dotted names in `TECHNIQUES`, `DATA_SOURCES`, `OBJECTIVES` and `ENGINES`, and imports none of
+them; `FORMER_TECHNIQUES` has what stored orders of earlier releases call them. Those of installed distributions have
+entry points.
 
 Installed distributions add features by entry points of the group `ringmaster.features`, whose values are packages. No
 feature imports another one.
@@ -78,38 +81,11 @@ BUILTIN = (
     "ringmaster.features.undo",
     "ringmaster.features.diagnosis",
     "ringmaster.features.endpoint",
+    "ringmaster.features.slurm",
+    "ringmaster.features.pbs",
+    "ringmaster.features.ray",
 )
-"""The packages of the features of Ringmaster, in the order of their hooks. Those of other distributions follow; those
-that have engines alone (`ENGINES`) are not listed."""
-TECHNIQUES = {
-    "local": "ringmaster.features.local_updates.technique:Local",
-    "command": "ringmaster.features.external_trainers.technique:Command",
-    "encode": "ringmaster.features.stores.technique:Encode",
-    "endpoint": "ringmaster.features.endpoint.compute.gang_technique:Served",
-}
-"""The dotted names of the features' techniques, for the registry, which imports none of them."""
-FORMER_TECHNIQUES = {"ringmaster.techniques.serving.gang_technique:Served": TECHNIQUES["endpoint"]}
-"""Those that the stored orders of earlier releases have, and what they are now."""
-DATA_SOURCES = {
-    "passages": "ringmaster.features.stores.passages:Passages",
-    "composite": "ringmaster.features.composition.data:CompositeData",
-    "image-text": "ringmaster.features.image_text.data:ImageText",
-    "image-preference": "ringmaster.features.image_text.data:ImagePreference",
-    "speech-text": "ringmaster.features.speech.data:SpeechText",
-}
-"""Those of their data sources."""
-OBJECTIVES = {
-    "cost": "ringmaster.features.tariffs.tariff_objectives:Cost",
-    "emissions": "ringmaster.features.tariffs.tariff_objectives:Emissions",
-    "trade-off": "ringmaster.features.tariffs.tariff_objectives:TradeOffObjective",
-}
-"""Those of their objectives of plans."""
-ENGINES = {
-    "slurm": "ringmaster.features.slurm.slurm_engine:SlurmOptions",
-    "pbs": "ringmaster.features.pbs.pbs_engine:PbsOptions",
-    "ray": "ringmaster.features.ray.ray_engine:RayOptions",
-}
-"""Those of the options of their engines."""
+"""The packages of the features of Ringmaster, in the order of their hooks. Those of other distributions follow."""
 
 
 @cache
@@ -132,3 +108,10 @@ def listed(kind: str, name: str, *, only_builtin: bool = False) -> Iterator[Any]
     """
     for module in modules(kind, only_builtin=only_builtin):
         yield from getattr(module, name, ())
+
+
+@cache
+def dotted_names(kind: str) -> dict[str, str]:
+    """Returns what the built-in packages themselves list under a name, such as "TECHNIQUES": dotted names, by name."""
+    own = (getattr(importlib.import_module(package), kind, {}) for package in BUILTIN)
+    return {name: path for names in own for name, path in names.items()}

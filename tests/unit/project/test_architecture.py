@@ -332,8 +332,11 @@ def test_each_page_for_engineers_names_the_modules_of_features_that_are_imported
     guide = (ROOT / "CONTRIBUTING.md").read_text().partition("## Add a feature")[2].partition("\n## ")[0]
     table = "\n".join(line for line in guide.splitlines() if line.startswith("|"))
     assert set(re.findall(r"^\| `(\w+)\.py`", table, re.MULTILINE)) == kinds
-    for name in re.findall(r"`([A-Z]+_?[A-Z]*)`", table):
-        assert any(re.search(rf"^{name} = ", text, re.MULTILINE) for text in texts), f"no feature lists {name}"
+    names = set(re.findall(r"`([A-Z]+(?:_[A-Z]+)*)`", table))
+    for name in names:
+        assert any(re.search(rf"^{name}\b.* = ", text, re.MULTILINE) for text in texts), f"no feature lists {name}"
+    read = r"""\b(?:listed\("\w+", |getattr\((?:module|source), )"([A-Z_]+)\""""
+    assert set(re.findall(read, "\n".join(texts))) - names == set()
 
 
 @pytest.mark.parametrize(

@@ -10,3 +10,6 @@ to its answer, in `server`, which `endpoint_server` starts and ends:
     scheduler         a thread for each base that computes waiting requests of several clients together, in fair shares
     compute_link      the process that has the base and the adapters, started again where it has died
 """
+
+TECHNIQUES = {"endpoint": "ringmaster.features.endpoint.compute.gang_technique:Served"}
+FORMER_TECHNIQUES = {"ringmaster.techniques.serving.gang_technique:Served": TECHNIQUES["endpoint"]}

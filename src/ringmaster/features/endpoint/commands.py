@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ringmaster.features.endpoint.server.client_rows import endpoint_runs
 from ringmaster.flows import settings
-from ringmaster.flows.commands.parameters import with_parameters
 from ringmaster.flows.exit_codes import SIGNALLED
-from ringmaster.flows.output import error_console, notice, print_json, styled, write_document
+from ringmaster.flows.output import error_console, notice, print_json, styled
 
 if TYPE_CHECKING:
     from ringmaster.features.endpoint.server.endpoint_file import EndpointFile
@@ -91,22 +88,13 @@ def _serve_on_pool(entry: EndpointFile, *, as_json: bool) -> None:
     _announce(served, keys_file=endpoint.folder / KEYS_FILE, as_json=as_json)
 
 
-def with_endpoint_schema(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds the files of endpoints to `ringmaster schema`."""
+def file_schema() -> dict[str, Any]:
+    """Returns the schema of files of endpoints."""
+    from ringmaster.features.endpoint.server.endpoint_file import endpoint_schema
 
-    def schema(*, kind: str) -> None:
-        if kind != KIND:
-            command(kind=kind)
-            return
-        from ringmaster.features.endpoint.server.endpoint_file import endpoint_schema
-        from ringmaster.tasks.batch.schema import DIALECT
-
-        write_document(json.dumps({"$schema": DIALECT, **endpoint_schema()}, indent=1) + "\n")
-
-    kinds = Literal["batch", "sweep", "retraining", "policy", "tests", "endpoint"]
-    return with_parameters(command, schema, kind=(Annotated[kinds, typer.Argument(help="Kind of the files.")], "batch"))
+    return endpoint_schema()
 
 
 COMMANDS = {"Train": (serve,)}
-OPTIONS = {"schema": with_endpoint_schema}
+FILE_SCHEMAS = ((KIND, file_schema),)
 STATUS_RUNS = (endpoint_runs,)

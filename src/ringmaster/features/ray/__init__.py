@@ -5,3 +5,5 @@ ADDRESS, DEVICES = "RINGMASTER_RAY_ADDRESS", "RINGMASTER_RAY_DEVICES"
 
 LOOPBACK_ALONE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Ray's environment variable that, at 0, lets a cluster of one machine use 127.0.0.1 on Linux, too."""
+
+ENGINES = {"ray": "ringmaster.features.ray.ray_engine:RayOptions"}
