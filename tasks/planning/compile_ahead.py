@@ -6,6 +6,8 @@ non-preemptive, with constraints, and with other objectives. The first run takes
 later runs a few seconds.
 """
 
+from dataclasses import replace
+
 from ringmaster.tasks.planning.plan_search import Preemption
 from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.tasks.planning.problems.problem_parts import Option, PlanningJob, PlanningNode
@@ -21,12 +23,14 @@ PLANS: tuple[tuple[tuple[str, ...], Preemption, str], ...] = (
 )
 """The device type of each node, the preemption and the objective of each plan."""
 WORK_S = 2.0  # per problem
+USER = "u"
 
 
 def compile_kernels() -> None:
-    """Makes each of `PLANS`, which compiles all kernels."""
+    """Makes each of `PLANS` and one under a quota, which compiles all kernels."""
     for device_types, preemption, objective in PLANS:
         solve(_problem(device_types), preemption=preemption, objective=objective, work_s=WORK_S)
+    solve(replace(_problem(("",)), quotas={USER: 3}), work_s=WORK_S)  # lists of jobs are searched
 
 
 def _problem(device_types: tuple[str, ...]) -> Problem:
@@ -40,6 +44,7 @@ def _problem(device_types: tuple[str, ...]) -> Problem:
                 for kind, slow in slowness.items()
                 for size in range(1, 9)
             ),
+            user=USER if i % 2 else "",
         )
         for i in range(8)
     )

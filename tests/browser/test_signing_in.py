@@ -12,7 +12,7 @@ from playwright.sync_api import expect
 from tests.browser.prefect_pages import open_sign_in, sign_in
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def told(home):
     """(user, password), as a user reads them in the output of `up`."""
     said = home.up().stderr

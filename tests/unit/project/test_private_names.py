@@ -105,7 +105,8 @@ def _uses(root: Path, file: Path, text: str) -> Iterator[tuple[int, str]]:
     }
     prose = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
     for node in nodes:
-        for module in filter(_is_foreign, _imported(node, file)):
+        is_import = isinstance(node, ast.Import | ast.ImportFrom | ast.Call)  # the others import nothing: most of them
+        for module in filter(_is_foreign, _imported(node, file) if is_import else ()):
             if _is_private(module) or f"{module}.".startswith(tuple(f"{each}." for each in UNDOCUMENTED)):
                 yield node.lineno, module
         if isinstance(node, ast.Attribute) and not _is_own(node):

@@ -116,6 +116,7 @@ def test_a_kernel_is_compiled_anew_after_a_change_to_one_that_it_calls(tmp_path)
 
 NEW_KERNELS = """
 import importlib, pkgutil
+from dataclasses import replace
 from ringmaster.tasks import planning
 from ringmaster.tasks.planning.compile_ahead import compile_kernels
 from benchmarks.planning.families import draw
@@ -130,6 +131,9 @@ assert sum(before.values()) > 5, before
 for family in ("tiny-4x2", "paper-mixed-12x32", "multi-16x64", "gavel-20x16", "types-12x16", "adapters-8x8"):
     for objective in ("makespan", "weighted"):
         solve(draw(family, seed=2), objective=objective, work_s=1.0)
+free = draw("tiny-4x2", seed=2)
+limited = replace(free, jobs=tuple(replace(job, user="ana") for job in free.jobs), quotas={"ana": 1})
+solve(limited, work_s=1.0)
 print([name for name, kernel in kernels.items() if len(kernel.signatures) > before[name]])
 """
 
