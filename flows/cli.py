@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import typer
 
@@ -25,7 +26,7 @@ COMMANDS: Mapping[str, Sequence[Callable[..., None]]] = {
     ),
     POOL: (pool.up, pool.down),
     MODELS: (
-        *(models.evaluate, models.monitor, models.promote, models.rollback, models.export, models.convert),
+        *(models.evaluate, models.monitor, models.promote, models.rollback, models.export),
         *(lineage.reproduce, stored_models.verify),
     ),
 }
@@ -48,6 +49,8 @@ for source in (sys.modules[__name__], *modules("commands")):
         for each in commands:
             for options in OPTIONS:
                 each = options[each.__name__](each) if each.__name__ in options else each
-            (OWN_GROUPS[panel].command() if panel in OWN_GROUPS else app.command(rich_help_panel=panel))(each)
+            name = each.__name__.rstrip("_").replace("_", "-")  # `import_` may not be called `import`
+            register = OWN_GROUPS[panel].command if panel in OWN_GROUPS else partial(app.command, rich_help_panel=panel)
+            register(name)(each)
     for group, name, panel in getattr(source, "COMMAND_GROUPS", ()):
         app.add_typer(group, name=name, rich_help_panel=panel)

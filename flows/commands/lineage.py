@@ -347,10 +347,9 @@ for command in (
     bisect,
     as_of,
     export,
-    stored_models.import_,
     stored_models.store,
     stored_models.restore,
     stored_models.gc,
     stored_models.fsck,
 ):
-    app.command(command.__name__.rstrip("_").replace("_", "-"))(command)
+    app.command()(command)

@@ -1,6 +1,6 @@
 """Commands about single models and the data sets that they read.
 
-Of models: evaluation, monitoring in production, promotion and rollback, export, conversion of formats.
+Of models: evaluation, monitoring in production, promotion and rollback, export.
 """
 
 from __future__ import annotations
@@ -271,33 +271,6 @@ def _measured(examined: ExaminationResult) -> list[dict[str, Any]]:
             row["p"] = f"{p:.2g} {way}" if line.gain else ""
         rows.append(row)
     return rows
-
-
-def convert(
-    source: Annotated[
-        str, typer.Argument(help="Checkpoint (or folder or URL of them), of a job or another trainer, or model of HF.")
-    ],
-    destination: Annotated[Path, typer.Argument(help="Folder to write; it must not exist yet.")],
-    to: Annotated[
-        str,
-        typer.Option(
-            help="hf, which from_pretrained loads; checkpoint, for warm_start; dcp, torchtitan's; or megatron, "
-            "Megatron-Core's torch_dist."
-        ),
-    ],
-    as_json: output.AsJson = False,
-) -> None:
-    """Convert a model and its optimizer between trainers, bit by bit, tensor by tensor."""
-    from ringmaster.techniques.models.conversion import convert as convert_model
-
-    with input_errors():
-        done = convert_model(source, destination, to=to)
-    sentence = (
-        f"{done['num_tensors']} tensors ({done['num_bytes'] / 1e6:.1f} MB) of a {done['from']} model are now in "
-        f"{done['destination']}, with {done['num_states'] or 'no'} states of an optimizer and "
-        f"{', '.join(done['tokenizer_files']) or 'no tokenizer'}."
-    )
-    output.print_outcome(done, [sentence], as_json=as_json)
 
 
 def export(

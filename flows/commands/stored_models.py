@@ -1,4 +1,4 @@
-"""The commands that change and check what the home stores of models: import, copies, proofs, and what nothing reaches.
+"""The commands that change and check what the home stores of models: copies, proofs, and what nothing reaches.
 
 They need no torch.
 """
@@ -9,11 +9,11 @@ import shutil
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from ringmaster.errors import InputError, RingmasterError, SignatureError
+from ringmaster.errors import InputError, SignatureError
 from ringmaster.files import check_new
 from ringmaster.flows.lineage.home import Model, lineage_home
 from ringmaster.flows.output import (
@@ -26,56 +26,8 @@ from ringmaster.flows.output import (
 )
 from ringmaster.model_lineage.records import IMPORTED
 from ringmaster.techniques.models.peft_format import is_adapter
-from ringmaster.text import is_printable_name
 
 DAY_S = 86_400.0
-
-if TYPE_CHECKING:
-    from ringmaster.model_lineage.importing import Converter
-
-
-def import_(
-    source: Annotated[str, typer.Argument(help="Folder of a model or checkpoint, GGUF file, or name on the hub.")],
-    name: Annotated[str, typer.Option(help="Name of the registered model.")],
-    as_json: AsJson = False,
-) -> None:
-    """Record a model from elsewhere; what its card names as base_model becomes its parent."""
-    from ringmaster.model_lineage.importing import fetch_from_hub, import_model
-
-    if not is_printable_name(name) or set(name) & set("/:@'\""):
-        raise InputError([f"a model cannot be called {name!r}. To fix: use letters, digits, '-', '_' and '.'"])
-    with lineage_home(writes=True) as home:
-        try:
-            record = import_model(
-                home.ledger,
-                source,
-                name=name,
-                snapshot=home.snapshot,
-                store=home.store,
-                fetch=fetch_from_hub,
-                converter_of=_converter_of,
-            )
-        except (OSError, ValueError) as error:
-            if isinstance(error, RingmasterError):
-                raise
-            raise InputError([str(error)]) from error
-        outcome = f", from {len(record.parents)} recorded base model(s)" if record.parents else ""
-        result = {"id": record.model_id, "uri": record.uri, "parents": list(record.parents)}
-        print_outcome(result, [f"{record.registered_name}/{record.version} is recorded{outcome}"], as_json=as_json)
-
-
-def _converter_of(place: Path) -> Converter | None:
-    """Returns what makes a folder of safetensors of a file or a checkpoint; None for a model's folder."""
-    from ringmaster.techniques.models.conversion import GGUF, converted_gguf
-    from ringmaster.techniques.models.model_folders import find_checkpoint
-
-    if place.suffix == GGUF:
-        return converted_gguf
-    if place.is_file() or any(place.glob("*.safetensors")) or find_checkpoint(place) is None:
-        return None
-    from ringmaster.techniques.models.conversion import converted_checkpoint
-
-    return converted_checkpoint
 
 
 def store(

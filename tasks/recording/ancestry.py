@@ -8,7 +8,7 @@ from typing import Any
 
 from ringmaster.codec import from_json
 from ringmaster.errors import LedgerError
-from ringmaster.model_lineage.importing import record_base
+from ringmaster.model_lineage.base_models import record_base
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.snapshot import LineageNode, Snapshot
 from ringmaster.tasks.storage.journal import Journal

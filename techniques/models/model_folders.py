@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +22,6 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 """The file of the weights of a model, or the one that names the files of their parts."""
 
 MAX_NAMED = 3
-MAX_TAG = 200  # characters of the name of a checkpoint's folder
 COPY_AGAIN = "To fix: copy or save the model again"
 QUANTIZATION = "ringmaster_quantization"
 """The config key that describes a quantization by Ringmaster."""
@@ -47,33 +45,6 @@ def teacher_model(job: Job, folder: Path | None) -> ModelSpec:
             f"To fix: give adaptation.teacher_model"
         )
     return model
-
-
-@dataclass(frozen=True, kw_only=True)
-class FoundCheckpoint:
-    """A checkpoint of another framework. folder: of its files, which may lie below the folder that was named."""
-
-    kind: str
-    folder: Path
-
-
-def find_checkpoint(folder: Path) -> FoundCheckpoint | None:
-    """Returns the newest checkpoint of DCP, Megatron-Core, NeMo or DeepSpeed in a folder, found by names of files."""
-    pointers = [folder / name for name in ("latest", "latest_universal", "latest_checkpointed_iteration.txt")]
-    tags = [file.read_text(errors="replace").strip()[:MAX_TAG] for file in pointers if file.is_file()]
-    tags = [
-        f"iter_{int(tag):07d}" if tag.isdecimal() else tag for tag in tags if tag not in ("", "..") and "/" not in tag
-    ]
-    steps = [path for path in folder.glob("step-*") if path.name[5:].isdecimal()]
-    newest = [path.name for path in sorted(steps, key=lambda path: -int(path.name[5:]))]
-    for place in (folder / name for name in (".", *tags, *newest, "weights")):
-        if (place / ".metadata").is_file():
-            return FoundCheckpoint(kind="megatron" if (place / "metadata.json").is_file() else "dcp", folder=place)
-        if (place / "zero").is_dir():
-            return FoundCheckpoint(kind="universal", folder=place)
-        if any(place.glob("*_optim_states.pt")) or any(place.glob("*_model_states.pt")):
-            return FoundCheckpoint(kind="deepspeed", folder=place)
-    return None
 
 
 def config_in(name: str) -> SimpleNamespace | None:

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from ringmaster.errors import BatchFileError, InputError, ProblemError
+from ringmaster.features.foreign_models.commands import import_
 from ringmaster.flows.batch.batch_input import as_batch
 from ringmaster.flows.commands.pool import submit
-from ringmaster.flows.commands.stored_models import import_
 from ringmaster.flows.pool.own_node import node_name
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.datasets.catalogue import catalogue_of

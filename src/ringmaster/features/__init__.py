@@ -73,7 +73,7 @@ BUILTIN = (
     "ringmaster.features.expected_gain",
     "ringmaster.features.rung_evaluation",
     "ringmaster.features.page",
-    "ringmaster.features.deployment",
+    "ringmaster.features.foreign_models",
     "ringmaster.features.trackers",
     "ringmaster.features.image_text",
     "ringmaster.features.speech",

@@ -10,9 +10,10 @@ import yaml
 from safetensors.numpy import save_file
 
 from ringmaster.errors import LedgerError
+from ringmaster.features.foreign_models.importing import import_model
 from ringmaster.flows.lineage.home import LineageHome
 from ringmaster.model_lineage import Ledger
-from ringmaster.model_lineage.importing import import_model, record_base
+from ringmaster.model_lineage.base_models import record_base
 from ringmaster.model_lineage.records import Origin
 from ringmaster.model_lineage.snapshot import Snapshot
 from tests.integration.lineage.test_ledger_models import Crash, Crashing

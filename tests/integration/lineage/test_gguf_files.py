@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from ringmaster import extras
-from ringmaster.techniques.models.conversion import converted_gguf
+from ringmaster.features.foreign_models.conversion import converted_gguf
 from tests.integration.lineage.family import answer, run
 from tests.matrix import matrix
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from ringmaster.techniques.models.conversion import open_model
+from ringmaster.features.foreign_models.conversion import open_model
 from tests.integration.lineage.family import answer, run
-from tests.unit.models.test_foreign_checkpoints import recorded
+from tests.unit.features.foreign_models.test_foreign_checkpoints import recorded
 
 
 @pytest.mark.full

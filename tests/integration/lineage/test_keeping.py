@@ -49,7 +49,7 @@ def test_restore_names_the_base_of_an_adapter(tmp_path, monkeypatch):
 
 @pytest.mark.full
 def test_an_imported_model_follows_its_card(tmp_path, monkeypatch, family_home):
-    from ringmaster.model_lineage import importing
+    from ringmaster.model_lineage import base_models
 
     hub = tmp_path / "hub"
     for name, base in (("org/tuned", "org/base"), ("org/base", None)):
@@ -63,7 +63,7 @@ def test_an_imported_model_follows_its_card(tmp_path, monkeypatch, family_home):
             raise OSError(f"{name} could not be fetched: no such model. To fix: name a folder")
         return hub / name
 
-    monkeypatch.setattr(importing, "fetch_from_hub", fetch)
+    monkeypatch.setattr(base_models, "fetch_from_hub", fetch)
     first = answer("import", "org/tuned", "--name", "theirs")
     said = answer("show", "theirs")
     assert said["model"]["kind"] == "imported"

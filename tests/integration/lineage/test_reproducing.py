@@ -19,7 +19,7 @@ from ringmaster.flows import cli
 from ringmaster.flows.lineage import reproducing
 from ringmaster.flows.lineage.home import LineageHome
 from ringmaster.flows.lineage.reproducing import ReproductionOptions, reproduce
-from ringmaster.model_lineage.importing import record_base
+from ringmaster.model_lineage.base_models import record_base
 from ringmaster.tasks.recording.mlflow_writer import CHAIN, TRAINING
 from ringmaster.techniques import Adapter
 from ringmaster.techniques.checkpoints.checkpoint import CheckpointFile, folder_of, read_manifest, stored_manifest

@@ -12,7 +12,7 @@ from ringmaster.features.undo.undoing import UndoRequest, plan_undo, promote, re
 from ringmaster.features.warm_start.job import WarmStart
 from ringmaster.flows.lineage.home import LineageHome
 from ringmaster.flows.retraining import examine
-from ringmaster.model_lineage.importing import record_base
+from ringmaster.model_lineage.base_models import record_base
 from ringmaster.model_lineage.records import CHAMPION
 from ringmaster.tasks.evaluation.examination import ExaminationResult, SliceMetric
 from ringmaster.tasks.retraining.policy import PromotionPolicy

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ringmaster.techniques.models.conversion import convert
+from ringmaster.features.foreign_models.conversion import convert
 from ringmaster.techniques.processes.gang_events import CheckpointSaved
 from tests.integration.workbench import ADAMW, SINGLE, Layout, is_bit_equal, largest_difference, weights_in
 from tests.matrix import matrix

@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 
 from ringmaster.features.clones.execute import START
+from ringmaster.features.foreign_models.conversion import convert
 from ringmaster.features.warm_start.job import WarmStart
 from ringmaster.tasks.control.job_changes import with_settings
 from ringmaster.techniques import Adapter
 from ringmaster.techniques.checkpoints.chain import read_chain
 from ringmaster.techniques.checkpoints.checkpoint import copy_checkpoint, link_checkpoint
-from ringmaster.techniques.models.conversion import convert
 from tests.integration.workbench import ADAMW, SINGLE, is_bit_equal, weights_in
 
 

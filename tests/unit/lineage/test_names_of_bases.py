@@ -2,7 +2,7 @@
 
 import pytest
 
-from ringmaster.model_lineage.importing import registered_name
+from ringmaster.model_lineage.base_models import registered_name
 
 HASH = "0123456789abcdef0123456789abcdef01234567"
 

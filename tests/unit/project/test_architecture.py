@@ -257,6 +257,7 @@ OF_FEATURES = {
     "sweep": ("techniques", "tasks"),
     "drawing": ("techniques", "tasks"),
     "model_card": ("techniques", "model_lineage"),
+    "importing": ("model_lineage",),
     "engine_folders": ("techniques", "model_lineage"),
     "hub_folder": PACKAGES,
     "retraining": PACKAGES,

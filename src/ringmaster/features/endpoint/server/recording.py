@@ -50,7 +50,7 @@ def record_clients(home: LineageHome, store: EndpointStore, *, endpoint: str, ba
 def _record(
     home: LineageHome, client: TrainingClient, checkpoint: Checkpoint, *, endpoint: str, base: str
 ) -> str:  # fmt: skip
-    from ringmaster.model_lineage.importing import record_base
+    from ringmaster.model_lineage.base_models import record_base
 
     parent = record_base(home.ledger, base, store=home.store)
     facts = {

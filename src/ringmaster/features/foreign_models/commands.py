@@ -1,25 +1,28 @@
-"""What `ringmaster convert` and `ringmaster export` write for other programs."""
+"""Commands for models of other programs: `convert` and `lineage import`, and options of `export` that write them."""
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable, Iterator
 from enum import StrEnum
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ringmaster.codec import to_json
-from ringmaster.errors import InputError, input_errors, raise_faults
+from ringmaster.errors import InputError, RingmasterError, input_errors, raise_faults
 from ringmaster.extras import require_extra
-from ringmaster.features.deployment import GgufType
+from ringmaster.features.foreign_models import GgufType
 from ringmaster.files import check_new
 from ringmaster.flows.commands.parameters import with_parameters
 from ringmaster.flows.lineage.home import lineage_home
-from ringmaster.flows.output import notice, print_outcome
+from ringmaster.flows.output import AsJson, notice, print_outcome
+from ringmaster.text import is_printable_name
+
+if TYPE_CHECKING:
+    from ringmaster.features.foreign_models.importing import Converter
 
 GGUF = "gguf"
 
@@ -32,35 +35,46 @@ class Layout(StrEnum):
     ollama = "ollama"
 
 
-def with_gguf(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds the format GGUF to `ringmaster convert`."""
+def convert(
+    source: Annotated[
+        str, typer.Argument(help="Checkpoint (or folder or URL of them), of a job or another trainer, or model of HF.")
+    ],
+    destination: Annotated[Path, typer.Argument(help="Folder to write, or GGUF file; it must not exist yet.")],
+    to: Annotated[
+        str,
+        typer.Option(
+            help="hf, which from_pretrained loads; checkpoint, for warm_start; dcp, torchtitan's; megatron, "
+            "Megatron-Core's torch_dist; or gguf, a file for llama.cpp and Ollama."
+        ),
+    ],
+    type: Annotated[
+        GgufType | None,
+        typer.Option(help="Of gguf: type of the matrices. Default: bf16 for a model in bf16, else f16."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Convert a model and its optimizer between trainers, bit by bit, tensor by tensor."""
+    if to == GGUF:
+        _write_gguf(source=source, destination=destination, type=type, as_json=as_json)
+        return
+    if type is not None:
+        raise InputError([f"--type is of gguf, and --to is {to}. To fix: leave out --type"])
+    from ringmaster.features.foreign_models.conversion import convert as convert_model
 
-    def converted(*, to: str, type: GgufType | None, **options: Any) -> None:
-        if to == GGUF:
-            _write_gguf(type=type, **options)
-            return
-        if type is not None:
-            raise InputError([f"--type is of gguf, and --to is {to}. To fix: leave out --type"])
-        command(to=to, **options)
-
-    (of_command,) = inspect.signature(command, eval_str=True).parameters["to"].annotation.__metadata__
-    formats = typer.Option(help=f"{of_command.help.removesuffix('.')}; or gguf, a file for llama.cpp and Ollama.")
-    types = typer.Option(help="Of gguf: type of the matrices. Default: bf16 for a model in bf16, else f16.")
-    place = typer.Argument(help="Folder to write, or GGUF file; it must not exist yet.")
-    empty = inspect.Parameter.empty
-    return with_parameters(
-        command,
-        converted,
-        destination=(Annotated[Path, place], empty),
-        to=(Annotated[str, formats], empty),
-        type=(Annotated[GgufType | None, types], None),
+    with input_errors():
+        done = convert_model(source, destination, to=to)
+    sentence = (
+        f"{done['num_tensors']} tensors ({done['num_bytes'] / 1e6:.1f} MB) of a {done['from']} model are now in "
+        f"{done['destination']}, with {done['num_states'] or 'no'} states of an optimizer and "
+        f"{', '.join(done['tokenizer_files']) or 'no tokenizer'}."
     )
+    print_outcome(done, [sentence], as_json=as_json)
 
 
 def _write_gguf(*, source: str, destination: Path, type: GgufType | None, as_json: bool) -> None:
     with input_errors():
         require_extra(GGUF, feature=f"the GGUF file {destination}")
-        from ringmaster.features.deployment.gguf_file import write_model
+        from ringmaster.features.foreign_models.gguf_file import write_model
 
         done = write_model(source, destination, type=type)
     text = f"{done.num_tensors} tensors of a {done.architecture} model are now in {done.file}, as {done.type}"
@@ -68,6 +82,50 @@ def _write_gguf(*, source: str, destination: Path, type: GgufType | None, as_jso
     if done.num_unquantized:
         lines.append(f"{done.num_unquantized} matrices are f16: their rows are no whole blocks of 32 values")
     print_outcome(to_json(done), lines, as_json=as_json)
+
+
+def import_(
+    source: Annotated[str, typer.Argument(help="Folder of a model or checkpoint, GGUF file, or name on the hub.")],
+    name: Annotated[str, typer.Option(help="Name of the registered model.")],
+    as_json: AsJson = False,
+) -> None:
+    """Record a model from elsewhere; what its card names as base_model becomes its parent."""
+    from ringmaster.features.foreign_models.importing import import_model
+    from ringmaster.model_lineage.base_models import fetch_from_hub
+
+    if not is_printable_name(name) or set(name) & set("/:@'\""):
+        raise InputError([f"a model cannot be called {name!r}. To fix: use letters, digits, '-', '_' and '.'"])
+    with lineage_home(writes=True) as home:
+        try:
+            record = import_model(
+                home.ledger,
+                source,
+                name=name,
+                snapshot=home.snapshot,
+                store=home.store,
+                fetch=fetch_from_hub,
+                converter_of=_converter_of,
+            )
+        except (OSError, ValueError) as error:
+            if isinstance(error, RingmasterError):
+                raise
+            raise InputError([str(error)]) from error
+        outcome = f", from {len(record.parents)} recorded base model(s)" if record.parents else ""
+        result = {"id": record.model_id, "uri": record.uri, "parents": list(record.parents)}
+        print_outcome(result, [f"{record.registered_name}/{record.version} is recorded{outcome}"], as_json=as_json)
+
+
+def _converter_of(place: Path) -> Converter | None:
+    """Returns what makes a folder of safetensors of a file or a checkpoint; None for a model's folder."""
+    is_gguf = place.suffix == f".{GGUF}"
+    if not is_gguf and (place.is_file() or any(place.glob("*.safetensors"))):
+        return None
+    from ringmaster.features.foreign_models.conversion import converted_checkpoint, converted_gguf
+    from ringmaster.features.foreign_models.foreign_checkpoints import find_checkpoint
+
+    if is_gguf:
+        return converted_gguf
+    return None if find_checkpoint(place) is None else converted_checkpoint
 
 
 def with_layouts(command: Callable[..., None]) -> Callable[..., None]:
@@ -125,7 +183,7 @@ def _write_layout(*, model: str, folder: Path, layout: Layout, base: str | None,
     with lineage_home() as home, input_errors(), TemporaryDirectory(dir=folder.parent, prefix=".merged-") as aside:
         examined = find(model, home)
         if layout is Layout.vllm:
-            from ringmaster.features.deployment.engine_checks import VLLM, checked_adapter, vllm_rank
+            from ringmaster.features.foreign_models.engine_checks import VLLM, checked_adapter, vllm_rank
 
             rank = vllm_rank(checked_adapter(examined.folder, engine=VLLM)["r"])
             write_folder(examined, folder, merge=False)
@@ -133,7 +191,7 @@ def _write_layout(*, model: str, folder: Path, layout: Layout, base: str | None,
             command = f"vllm serve BASE --enable-lora --max-lora-rank {rank} --lora-modules {name}={folder}"
         else:
             require_extra(GGUF, feature=f"--format {layout}")
-            from ringmaster.features.deployment.engine_folders import write_ollama
+            from ringmaster.features.foreign_models.engine_folders import write_ollama
 
             merged = Path(aside, "merged")
             if merge:
@@ -147,8 +205,8 @@ def _write_layout(*, model: str, folder: Path, layout: Layout, base: str | None,
 
 
 def _publish(*, model: str, folder: Path | None, merge: bool, repo: str, is_public: bool, as_json: bool) -> None:
-    from ringmaster.features.deployment.hub import HubTarget
-    from ringmaster.features.deployment.hub_folder import complete_folder
+    from ringmaster.features.foreign_models.hub import HubTarget
+    from ringmaster.features.foreign_models.hub_folder import complete_folder
     from ringmaster.flows.commands.models import write_folder
     from ringmaster.flows.retraining.examine import find
 
@@ -176,4 +234,5 @@ def _publish(*, model: str, folder: Path | None, merge: bool, repo: str, is_publ
     print_outcome({"model": examined.label, "is_merged": merge, **to_json(done)}, lines, as_json=as_json)
 
 
-OPTIONS = {"convert": with_gguf, "export": with_layouts}
+COMMANDS = {"Models": (convert,), "lineage": (import_,)}
+OPTIONS = {"export": with_layouts}

@@ -22,10 +22,10 @@ import torch
 from safetensors import safe_open
 
 from ringmaster.errors import InputError, input_errors, raise_faults
-from ringmaster.features.deployment.engine_checks import OLLAMA, checked_adapter
-from ringmaster.features.deployment.gguf_file import write_model, write_tensors
-from ringmaster.features.deployment.gguf_layout import GgufLayout, config_of
-from ringmaster.model_lineage.importing import fetch_from_hub
+from ringmaster.features.foreign_models.engine_checks import OLLAMA, checked_adapter
+from ringmaster.features.foreign_models.gguf_file import write_model, write_tensors
+from ringmaster.features.foreign_models.gguf_layout import GgufLayout, config_of
+from ringmaster.model_lineage.base_models import fetch_from_hub
 from ringmaster.techniques.checkpoints.checkpoint import publish
 from ringmaster.techniques.checkpoints.tensor_files import LazyTensor
 from ringmaster.techniques.models import peft_format

@@ -11,7 +11,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from ringmaster.errors import TensorStoreError
-from ringmaster.model_lineage.importing import MAX_BASES, MAX_STUBS, import_model, inspect, staged
+from ringmaster.features.foreign_models.importing import import_model, inspect, staged
+from ringmaster.model_lineage.base_models import MAX_BASES, MAX_STUBS
 from ringmaster.model_lineage.snapshot import Snapshot
 from ringmaster.model_lineage.tensors import TensorStore
 from ringmaster.model_lineage.tensors.objects import digest_of

@@ -13,12 +13,12 @@ from typer.testing import CliRunner
 from ringmaster.errors import InputError
 from ringmaster.flows.cli import app
 from tests.matrix import matrix
-from tests.unit.deployment.tiny_models import save
+from tests.unit.features.foreign_models.tiny_models import save
 
 gguf = pytest.importorskip("gguf")
 peft = pytest.importorskip("peft")
-from ringmaster.features.deployment import GgufType, gguf_file  # noqa: E402 - needs gguf
-from ringmaster.features.deployment.engine_checks import OLLAMA, VLLM, engine_faults, vllm_rank  # noqa: E402
+from ringmaster.features.foreign_models import GgufType, gguf_file  # noqa: E402 - needs gguf
+from ringmaster.features.foreign_models.engine_checks import OLLAMA, VLLM, engine_faults, vllm_rank  # noqa: E402
 
 TARGETS = ["q_proj", "k_proj", "o_proj", "up_proj"]
 

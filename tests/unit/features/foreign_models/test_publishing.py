@@ -16,8 +16,8 @@ from ringmaster.errors import InputError, RingmasterError
 from ringmaster.flows.cli import app
 from ringmaster.model_lineage import DatasetInput, Ledger, Origin
 from tests.integration.lineage.family import in_home
-from tests.unit.deployment.stand_in_hub import TOKEN, Repository, stand_in_hub
-from tests.unit.deployment.tiny_models import save
+from tests.unit.features.foreign_models.stand_in_hub import TOKEN, Repository, stand_in_hub
+from tests.unit.features.foreign_models.tiny_models import save
 
 CARD = "---\nlicense: other\nlicense_name: acme-1\nlicense_link: https://acme.example/license\n---\n# Base\n"
 MEASURED = {

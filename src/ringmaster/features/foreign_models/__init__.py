@@ -1,4 +1,7 @@
-"""What leaves Ringmaster for other programs: GGUF files, folders of inference engines, and repositories of a hub."""
+"""Models of other programs, which come from there or leave for there.
+
+They are checkpoints of other trainers, GGUF files, folders of inference engines, and repositories of a hub.
+"""
 
 from enum import StrEnum
 

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from ringmaster.errors import InputError, LedgerError
-from ringmaster.features.deployment.model_card import (
+from ringmaster.features.foreign_models.model_card import (
     UNKNOWN_LICENSE,
     card_of_folder,
     card_of_model,

@@ -11,9 +11,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
 from ringmaster.errors import InputError
+from ringmaster.features.foreign_models import conversion
+from ringmaster.features.foreign_models.conversion import _lazy, convert
 from ringmaster.flows import cli
-from ringmaster.techniques.models import conversion
-from ringmaster.techniques.models.conversion import _lazy, convert
 
 TOKENS = torch.arange(24).reshape(2, 12) % 100
 
@@ -58,7 +58,7 @@ def test_there_and_back_is_bit_equal(tmp_path, kv_heads, tied):
 
 
 def test_large_models_are_written_in_shards(tmp_path, monkeypatch):
-    monkeypatch.setattr("ringmaster.techniques.models.conversion.SHARD_BYTES", 20_000)
+    monkeypatch.setattr("ringmaster.features.foreign_models.conversion.SHARD_BYTES", 20_000)
     source = hugging_face(tmp_path / "hf")
     convert(str(source), tmp_path / "copy", to="hf")
     assert len(list((tmp_path / "copy").glob("model-*-of-*.safetensors"))) > 3

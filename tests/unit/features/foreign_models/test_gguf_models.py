@@ -9,13 +9,13 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from ringmaster.errors import InputError
-from ringmaster.features.deployment import GgufType
+from ringmaster.features.foreign_models import GgufType
 from ringmaster.flows.cli import app
 from tests.matrix import matrix
-from tests.unit.deployment.tiny_models import CONFIGS, TEMPLATE, logits_of, model_of, save
+from tests.unit.features.foreign_models.tiny_models import CONFIGS, TEMPLATE, logits_of, model_of, save
 
 gguf = pytest.importorskip("gguf")
-from ringmaster.features.deployment import gguf_file  # noqa: E402 - needs gguf
+from ringmaster.features.foreign_models import gguf_file  # noqa: E402 - needs gguf
 
 OPTIONAL = {"OUTPUT", "ROPE_FREQS", "ATTN_ROT_EMBD", "FFN_GATE_INP", "FFN_GATE_EXP", "FFN_DOWN_EXP", "FFN_UP_EXP"}
 KEYS = {

@@ -29,6 +29,22 @@ from torch import Tensor
 
 from ringmaster.compat.transformers import MODEL_CONSTRUCTION
 from ringmaster.extras import require_extra
+from ringmaster.features.foreign_models.foreign_checkpoints import (
+    CHECKPOINT,
+    DCP,
+    MEGATRON,
+    STEP,
+    LazyModel,
+    find_checkpoint,
+    open_foreign,
+)
+from ringmaster.features.foreign_models.llama_layouts import (
+    STACKED,
+    LlamaShape,
+    NamedTensors,
+    to_megatron,
+    to_torchtitan,
+)
 from ringmaster.files import check_new
 from ringmaster.techniques.checkpoints.chain import read_chain
 from ringmaster.techniques.checkpoints.checkpoint import (
@@ -43,9 +59,6 @@ from ringmaster.techniques.checkpoints.dcp_folders import DcpTensor, write_dcp
 from ringmaster.techniques.checkpoints.state import Reader
 from ringmaster.techniques.checkpoints.storage import LocalStorage
 from ringmaster.techniques.checkpoints.tensor_files import DTYPE_NAMES, DTYPES, LazyTensor, blocks_of
-from ringmaster.techniques.models.foreign_checkpoints import CHECKPOINT, DCP, MEGATRON, STEP, LazyModel, open_foreign
-from ringmaster.techniques.models.llama_layouts import STACKED, LlamaShape, NamedTensors, to_megatron, to_torchtitan
-from ringmaster.techniques.models.model_folders import find_checkpoint
 from ringmaster.techniques.training.trainer import BY_HASH
 
 EXTRA = (*(f"self_attention.{each}" for each in ("linear_qkv", "linear_proj", "core_attention")), "mlp.linear_fc1")
@@ -337,9 +350,6 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
 def _tokenizer(folder: Path) -> tuple[Path, ...]:
     return tuple(folder / name for name in TOKENIZER_FILES if (folder / name).is_file())
-
-
-GGUF = ".gguf"
 
 
 @contextmanager

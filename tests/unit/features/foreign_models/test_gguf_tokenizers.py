@@ -6,7 +6,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from ringmaster.errors import InputError
-from tests.unit.deployment.tiny_models import (
+from tests.unit.features.foreign_models.tiny_models import (
     LLAMA3_TOKENIZER,
     TEXTS,
     VOCABULARY,
@@ -17,8 +17,8 @@ from tests.unit.deployment.tiny_models import (
 )
 
 gguf = pytest.importorskip("gguf")
-from ringmaster.features.deployment import gguf_file  # noqa: E402 - needs gguf
-from ringmaster.features.deployment.gguf_tokenizer import LLAMA3, GgufTokenizer  # noqa: E402
+from ringmaster.features.foreign_models import gguf_file  # noqa: E402 - needs gguf
+from ringmaster.features.foreign_models.gguf_tokenizer import LLAMA3, GgufTokenizer  # noqa: E402
 
 MORE = ["<think> so <|turn|> I've 1234", "\t tabs\r\n", "naïve 🦙 déjà vu", " leading", ""]
 KINDS = {

@@ -13,7 +13,7 @@ from transformers import (
 )
 from transformers.tokenization_utils_base import generate_merges
 
-from ringmaster.features.deployment.gguf_tokenizer import LLAMA3, QWEN2
+from ringmaster.features.foreign_models.gguf_tokenizer import LLAMA3, QWEN2
 
 VOCABULARY = 512
 TEXTS = ["The cat sat on the mat, didn't it?", "In 2024 there were 12345 cats.", "été — 東京  two spaces\nline"]

@@ -21,14 +21,14 @@ import torch
 from torch import Tensor
 
 from ringmaster.errors import InputError, raise_faults
-from ringmaster.features.deployment import GgufType
-from ringmaster.features.deployment.gguf_layout import HEAD, GgufLayout, config_of
-from ringmaster.features.deployment.gguf_tokenizer import GgufTokenizer
+from ringmaster.features.foreign_models import GgufType
+from ringmaster.features.foreign_models.conversion import open_model
+from ringmaster.features.foreign_models.foreign_checkpoints import LazyModel
+from ringmaster.features.foreign_models.gguf_layout import HEAD, GgufLayout, config_of
+from ringmaster.features.foreign_models.gguf_tokenizer import GgufTokenizer
 from ringmaster.files import check_new
 from ringmaster.techniques.checkpoints.storage import sync_path
 from ringmaster.techniques.checkpoints.tensor_files import LazyTensor
-from ringmaster.techniques.models.conversion import open_model
-from ringmaster.techniques.models.foreign_checkpoints import LazyModel
 from ringmaster.techniques.models.model_folders import QUANTIZATION
 from ringmaster.techniques.models.peft_format import is_adapter
 

@@ -13,13 +13,13 @@ import torch
 import torch.distributed.checkpoint as dcp
 from transformers import LlamaForCausalLM
 
+from ringmaster.features.foreign_models.conversion import convert, open_model
 from ringmaster.techniques.checkpoints.chain import StateChain
 from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
 from ringmaster.techniques.checkpoints.dcp_folders import DcpFolder
 from ringmaster.techniques.checkpoints.state import read_whole
-from ringmaster.techniques.models.conversion import convert, open_model
 
-RECORDED = Path(__file__).parents[2] / "recorded"
+RECORDED = Path(__file__).parents[3] / "recorded"
 NAMES = sorted(file.name.removesuffix(".tar.xz") for file in RECORDED.glob("*.tar.xz"))
 ADAMW = {"name": "adamw", "lr": 0.01, "options": {"betas": [0.9, 0.95], "weight_decay": 0.1}}
 

@@ -28,10 +28,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from ringmaster.features.foreign_models import llama_layouts
 from ringmaster.techniques.checkpoints import dcp_folders
 from ringmaster.techniques.checkpoints.tensor_files import DTYPE_NAMES, LazyTensor
-from ringmaster.techniques.models import llama_layouts
-from ringmaster.techniques.models.model_folders import CONFIG, FoundCheckpoint, few, misfits, read_json
+from ringmaster.techniques.models.model_folders import CONFIG, few, misfits, read_json
 
 CHECKPOINT, DCP, MEGATRON, DEEPSPEED, UNIVERSAL = "checkpoint", "dcp", "megatron", "deepspeed", "universal"
 STATE = re.compile(r"(?:chained_\d+\.)?(?:optimizer|optim)\.(?:state\.)?(.+)")
@@ -39,6 +39,7 @@ NO_WEIGHTS = re.compile(
     r"(chained_\d+\.)?(optimizer|optim|lr_scheduler|train_state|dataloader|opt_param_scheduler)\.|rng"
 )
 STEP, COMMON = "step", "common.pt"
+MAX_TAG = 200  # characters of the name of a checkpoint's folder
 
 ZeroContent = tuple[llama_layouts.NamedTensors, dict[str, llama_layouts.NamedTensors], int | None]
 """The weights, the optimizer's states by state and parameter, and the number of steps."""
@@ -47,6 +48,33 @@ OPTIMIZER = re.compile(r"(?:\w+_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\
 MODEL = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt")
 
 Key = TypeVar("Key", int, str)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundCheckpoint:
+    """A checkpoint of another framework. folder: of its files, which may lie below the folder that was named."""
+
+    kind: str
+    folder: Path
+
+
+def find_checkpoint(folder: Path) -> FoundCheckpoint | None:
+    """Returns the newest checkpoint of DCP, Megatron-Core, NeMo or DeepSpeed in a folder, found by names of files."""
+    pointers = [folder / name for name in ("latest", "latest_universal", "latest_checkpointed_iteration.txt")]
+    tags = [file.read_text(errors="replace").strip()[:MAX_TAG] for file in pointers if file.is_file()]
+    tags = [
+        f"iter_{int(tag):07d}" if tag.isdecimal() else tag for tag in tags if tag not in ("", "..") and "/" not in tag
+    ]
+    steps = [path for path in folder.glob("step-*") if path.name[5:].isdecimal()]
+    newest = [path.name for path in sorted(steps, key=lambda path: -int(path.name[5:]))]
+    for place in (folder / name for name in (".", *tags, *newest, "weights")):
+        if (place / ".metadata").is_file():
+            return FoundCheckpoint(kind="megatron" if (place / "metadata.json").is_file() else "dcp", folder=place)
+        if (place / "zero").is_dir():
+            return FoundCheckpoint(kind="universal", folder=place)
+        if any(place.glob("*_optim_states.pt")) or any(place.glob("*_model_states.pt")):
+            return FoundCheckpoint(kind="deepspeed", folder=place)
+    return None
 
 
 @dataclass(frozen=True, kw_only=True)
