@@ -18,7 +18,6 @@ from ringmaster.flows.job_forms import JobForm, job_forms
 from ringmaster.flows.pool import batch_requests
 from ringmaster.flows.train_batch import train_batch
 from ringmaster.tasks.batch import Batch, parse_batch
-from ringmaster.tasks.pool.active_batches import quota_of, set_quotas
 from ringmaster.tasks.storage.journal import FLOW_RUN_PAGE, Journal
 from ringmaster.techniques.job_features import NAME_PATTERN
 from ringmaster.text import printable
@@ -94,25 +93,4 @@ def control_jobs(batch: BatchName, what: JobAction) -> list[str]:
     for line in lines:
         get_run_logger().info(line)
     show_answers(lines, pages=pages)
-    return lines
-
-
-@flow(
-    name="set-quota", flow_run_name=run_name_template("quota of {user}"), persist_result=True, result_serializer="json"
-)
-def set_quota(
-    user: Annotated[str, titled("User", min_length=1)],
-    limit: Annotated[str, titled("Limit", pattern=r"^([1-9][0-9]{0,5}|[1-9][0-9]?%|100%|none)$")],
-) -> list[str]:
-    """Limits how many devices the jobs of a user may hold at a time, in all batches of the pool.
-
-    Args:
-        user: The user that jobs name in batch files.
-        limit: A number of devices, such as 4, a share of all devices, such as 25%, or none.
-    """
-    with batch_requests.open_database(batch_requests.pool_address()) as database:
-        set_quotas(database, {user: quota_of(limit)})
-        lines = [printable(line) for line in batch_requests.quotas_in_words(database)]
-    for line in lines:
-        get_run_logger().info(line)
     return lines

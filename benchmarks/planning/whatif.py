@@ -19,7 +19,6 @@ from ringmaster.tasks.planning.whatif.gains import (
     MoreDevices,
     MoreNodes,
     WhatIf,
-    changed,
     dependents,
 )
 
@@ -85,7 +84,7 @@ def _measure(problem: Problem, seed: int, found: Measured) -> None:
     began_s = time.perf_counter()
     first = what_if.gain(change)
     found.interval_s.append(time.perf_counter() - began_s)
-    after = changed(problem, change, on=first.on)
+    after = change.on(problem, node=first.on)
     began_s = time.perf_counter()
     what_if.bound_by_prices_s(after)
     found.by_prices_s.append(time.perf_counter() - began_s)

@@ -33,7 +33,8 @@ from ringmaster.tasks.planning.durations import compared_with_plan, counted, pra
 from ringmaster.tasks.planning.fusion import Fusion
 from ringmaster.tasks.planning.objectives import HOUR_S
 from ringmaster.tasks.planning.series_bands import power_sentence
-from ringmaster.tasks.planning.whatif.answers import TITLE, quota_lines, section
+from ringmaster.tasks.planning.term_features import worth_in_words
+from ringmaster.tasks.planning.whatif.answers import TITLE, section
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder
 from ringmaster.tasks.timeline.prefect_artifacts import DRAW_EVERY_S, tolerant, write_artifact
 from ringmaster.techniques.processes.gang_events import EvaluationReported
@@ -218,7 +219,7 @@ def show_plan(
     device: the kind of the cluster's devices. is_measured: whether all runtimes were measured.
     """
     gains = section(plan, problem, device=device) if plan.best_bound_s is not None else []
-    gains += quota_lines(problem)
+    gains += worth_in_words(problem)
     page = plan_markdown(plan, problem, prediction, gains=gains, is_measured=is_measured)
     create_markdown_artifact(key="plan", markdown=page, description="The plan, as a Gantt chart")
 

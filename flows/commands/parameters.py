@@ -27,3 +27,15 @@ def with_parameters(
     functools.update_wrapper(call, command)
     call.__signature__ = signature.replace(parameters=[*by_name.values()])  # type: ignore[attr-defined]
     return call
+
+
+def internal(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Returns a decorator of a command with parameters that functions give (`OPTIONS` of features), and no person."""
+
+    def without_parameters(command: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(command, eval_str=True)
+        kept = [each for each in signature.parameters.values() if each.name not in names]
+        command.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
+        return command
+
+    return without_parameters

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
@@ -16,6 +16,7 @@ import typer
 from ringmaster.errors import InputError, NoRoomError, ProblemError, input_errors, raise_faults
 from ringmaster.files import text_of
 from ringmaster.flows.batch.run_options import Profiles
+from ringmaster.flows.commands.parameters import internal
 from ringmaster.flows.commands.running import estimate
 from ringmaster.flows.interrupts import Interrupts
 from ringmaster.flows.output import (
@@ -199,6 +200,7 @@ DURATION = re.compile(r"(\d+(?:\.\d+)?)([dhms]?)")
 DEVICES = re.compile(r"([1-9]\d{0,5})(?::(.+))?")
 
 
+@internal("changes")
 def whatif(
     file: Annotated[Path, typer.Argument(metavar="PROBLEM.json|BATCH.yaml", help="Planning problem, or batch file.")],
     add_devices: Annotated[
@@ -206,10 +208,6 @@ def whatif(
         typer.Option(metavar="N[:TYPE]", help="Add N devices to the node where they gain most by the prices."),
     ] = None,
     add_node: Annotated[list[str] | None, typer.Option(metavar="N[:TYPE]", help="Add a node of N devices.")] = None,
-    add_quota: Annotated[
-        list[str] | None,
-        typer.Option(metavar="USER:N[:OTHER]", help="Let a user hold N more devices at a time, and another N less."),
-    ] = None,
     without: Annotated[
         list[str] | None, typer.Option(metavar="JOB[,JOB...]", help="Leave these jobs out together.")
     ] = None,
@@ -238,6 +236,7 @@ def whatif(
     ] = "predict",
     seed: Annotated[int, typer.Option(help="Seed of the search.", min=0)] = 0,
     as_json: AsJson = False,
+    changes: Sequence[Any] = (),
 ) -> None:
     """What more devices would gain, what a job costs, and whether all jobs can end in time.
 
@@ -247,11 +246,8 @@ def whatif(
     """
     due_s = [seconds_until(text) for text in deadline or ()]
     counts = [_devices(text) for text in (*(add_devices or ()), *(add_node or ()))]
-    quotas = [_quota(text) for text in add_quota or ()]
-    if not (counts or quotas or without or due_s or explain):
-        raise InputError(
-            ["no question. To fix: --add-devices, --add-node, --add-quota, --without, --deadline or --explain"]
-        )
+    if not (counts or changes or without or due_s or explain):
+        raise InputError(["no question. To fix: --add-devices, --add-node, --without, --deadline or --explain"])
     limits: dict[str, Any] = {"work_s": work, "time_limit_s": time_limit, "seed": seed}
     if file.suffix.lower() in (".yaml", ".yml"):
         problem, planned, are_measured = _of_batch(file, plan, profiles=profiles, seed=seed)
@@ -261,16 +257,16 @@ def whatif(
     from ringmaster.tasks.planning.whatif import gains
 
     more = len(add_devices or ())
-    changes: list[Change] = [gains.MoreDevices(num_devices=num, device_type=kind) for num, kind in counts[:more]]
-    changes += [gains.MoreNodes(num_devices=num, device_type=kind) for num, kind in counts[more:]]
-    changes += [gains.MoreQuota(user=user, num_devices=num, taken_from=other) for user, num, other in quotas]
+    every: list[Change] = [gains.MoreDevices(num_devices=num, device_type=kind) for num, kind in counts[:more]]
+    every += [gains.MoreNodes(num_devices=num, device_type=kind) for num, kind in counts[more:]]
+    every += changes
     jobs = {job.id for job in problem.jobs}  # a job may have commas in its name
     listed = [(text,) if text in jobs else filter(None, text.split(",")) for text in without or ()]
-    changes += [gains.FewerJobs(jobs=tuple(dict.fromkeys(names))) for names in listed]
+    every += [gains.FewerJobs(jobs=tuple(dict.fromkeys(names))) for names in listed]
     faults: list[str] = []
-    for change in changes:
+    for change in every:
         try:
-            gains.changed(problem, change)
+            change.on(problem)
         except ProblemError as error:
             faults += error.faults
     raise_faults(faults)
@@ -280,7 +276,7 @@ def whatif(
 
     result = answer_questions(
         gains.WhatIf(problem, planned),
-        changes,
+        every,
         [gains.Deadline(due_s=each_s) for each_s in due_s],
         is_explained=explain,
         are_measured=are_measured,
@@ -314,15 +310,6 @@ def _devices(text: str) -> tuple[int, str]:
     if result := DEVICES.fullmatch(text):
         return int(result[1]), result[2] or ""
     raise InputError([f"{text!r} is not a valid number of devices. To fix: give a number from 1 on, or 2:TYPE"])
-
-
-def _quota(text: str) -> tuple[str, int, str]:
-    """Returns a user, the number of further devices, and the user who may hold as many less, or ""."""
-    user, _, rest = text.partition(":")
-    number, _, other = rest.partition(":")
-    if user and number.isdecimal() and int(number[:9]) > 0:
-        return user, int(number[:9]), other
-    raise InputError([f"--add-quota {text!r} is not a user and a number of devices. To fix: as in ana:1 or ana:1:ben"])
 
 
 def _made(problem: Problem, limits: dict[str, Any]) -> Plan:

@@ -5,7 +5,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from ringmaster.errors import InputError, raise_faults
 from ringmaster.features import modules
 from ringmaster.flows import settings
 from ringmaster.flows.batch.run_options import RunOptions
+from ringmaster.flows.commands.parameters import internal
 from ringmaster.flows.commands.running import CheckpointEvery, PlannerSeed, show_result, train_and_show
 from ringmaster.flows.completion import batch_names, job_names
 from ringmaster.flows.interrupts import Interrupts
@@ -154,45 +155,6 @@ def calibrate(
     kind = cluster.device_kind()
     line = f"untrusted nodes with {kind} may serve if they compute {bits}"
     print_outcome({"device_kind": kind, "bits": bits}, [line], as_json=as_json)
-
-
-@pool_app.command()
-def quota(
-    user: Annotated[str | None, typer.Argument(help="User that jobs name in batch files; default: show all.")] = None,
-    limit: Annotated[
-        str | None, typer.Argument(metavar="[N|SHARE%|none]", help="Devices that the user may hold at a time.")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show what users may hold at a time in all batches of the pool and what a device more is worth, or set it."""
-    from ringmaster.flows.pool.batch_requests import open_database, pool_address, quotas_in_words
-    from ringmaster.tasks.pool.active_batches import quotas_of_pool, set_quotas
-
-    if user is not None and limit is None:
-        raise InputError([f"no limit of {user} is given. To fix: add a number of devices, a share as 25%, or none"])
-    with open_database(pool_address()) as database:
-        if user is not None and limit is not None:
-            set_quotas(database, _quotas([f"{user}:{limit}"]))
-        lines, quotas = quotas_in_words(database), quotas_of_pool(database)
-    result = {"quotas": {user: dict(each) for user, each in quotas.items()}, "prices": lines[len(quotas) :]}
-    print_result(result, lines or ["no user has a quota"], as_json=as_json)
-
-
-def _quotas(texts: Iterable[str]) -> dict[str, Mapping[str, float] | None]:
-    """Returns quotas that are written as USER:LIMIT. Raises InputError with all faults."""
-    from ringmaster.tasks.pool.active_batches import quota_of
-
-    quotas, faults = {}, []
-    for text in texts:
-        user, _, limit = text.rpartition(":")
-        try:
-            quotas[user] = quota_of(limit)
-        except ValueError as error:
-            faults.append(str(error))
-        if not user:
-            faults.append(f"{text!r} names no user. To fix: as in ana:4")
-    raise_faults(faults)
-    return quotas
 
 
 def _wait_for_pool() -> settings.PoolAddress:
@@ -368,6 +330,7 @@ def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @with_engine_options
+@internal("when_up")
 def up(
     context: typer.Context,
     database: Annotated[
@@ -412,29 +375,23 @@ def up(
         LogFormat | None,
         typer.Option(help=f"Format of all logs: text, or json, one object a line; default: {LOG_FORMAT}, or text."),
     ] = None,
-    quota: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="USER:N|SHARE%",
-            help="Devices that a user's jobs may hold at a time in all batches; `pool quota` changes it later.",
-        ),
-    ] = None,
     wait: Annotated[
         bool,
         typer.Option("--wait", help="Stay until SIGTERM or Ctrl-C, and then end the pool, as a batch job needs it."),
     ] = False,
     as_json: AsJson = False,
+    when_up: Callable[[], object] | None = None,
     **engine_values: Any,
 ) -> None:
     """Start a pool on this machine: Prefect, MLflow, the controller, and this machine as a node; `down` ends it."""
     from ringmaster.flows.daemon.connection import request_end
     from ringmaster.flows.services import service_definitions, service_files, up_and_down
 
-    home, quotas = settings.home(), _quotas(quota or ())
+    home = settings.home()
     if up_and_down.is_up(home):
         up_and_down.print_states(home)
         _print_ignored(context)
-        _show_pool(home, quotas, waits=wait, as_json=as_json)
+        _show_pool(home, when_up, waits=wait, as_json=as_json)
         return
     chosen = engine_options(engine, engine_values)
     options = service_definitions.PoolOptions(
@@ -455,18 +412,15 @@ def up(
     with up_and_down.sigterm_as_interrupt() if wait else nullcontext():
         if not up_and_down.start(options, database_server=database):
             raise typer.Exit(1)
-        _show_pool(home, quotas, waits=wait, as_json=as_json)
+        _show_pool(home, when_up, waits=wait, as_json=as_json)
 
 
-def _show_pool(home: Path, quotas: Mapping[str, Mapping[str, float] | None], *, waits: bool, as_json: bool) -> None:
-    """Sets the quotas of a running pool, and prints its address; waits for its end if requested."""
-    from ringmaster.flows.pool.batch_requests import open_database, pool_address
+def _show_pool(home: Path, when_up: Callable[[], object] | None, *, waits: bool, as_json: bool) -> None:
+    """Does what options of features ask for, and prints a running pool's address; waits for its end if requested."""
     from ringmaster.flows.services import up_and_down
-    from ringmaster.tasks.pool.active_batches import set_quotas
 
-    if quotas:
-        with open_database(pool_address()) as database:
-            set_quotas(database, quotas)
+    if when_up is not None:
+        when_up()
     _print_address(home, as_json)
     if waits:
         raise typer.Exit(0 if up_and_down.stay(home) else 1)
@@ -488,7 +442,7 @@ def _print_ignored(context: typer.Context) -> None:
     given = [
         parameter.opts[0]
         for parameter in context.command.params
-        if parameter.name not in ("wait", "as_json", "quota")
+        if parameter.name in inspect.signature(up).parameters.keys() - {"wait", "as_json"}
         and (source := context.get_parameter_source(parameter.name or "")) is not None
         and source.name == "COMMANDLINE"
     ]

@@ -19,7 +19,8 @@ from ringmaster.tasks.control.batch_terms import ALONE
 from ringmaster.tasks.control.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.planning import Problem
 from ringmaster.tasks.planning.objectives import objective_by_name, objective_names
-from ringmaster.tasks.pool.active_batches import features_of_pool, quota_text, quotas_of_pool
+from ringmaster.tasks.planning.term_features import worth_in_words
+from ringmaster.tasks.pool.active_batches import features_of_pool
 from ringmaster.tasks.pool.nodes import NodeRegistry
 from ringmaster.tasks.pool.submissions import BatchStatus, Submissions, hand_over, unsubmitted
 from ringmaster.tasks.storage.database import Database, file_url
@@ -79,27 +80,22 @@ def open_database(address: settings.PoolAddress) -> Iterator[Database]:
 def limits_in_words(database: Database) -> list[str]:
     """Returns what limits the use of a pool's nodes, in sentences.
 
-    These are the untrusted nodes, with why the expelled ones get no work, `quotas_in_words`, and what features say.
+    These are the untrusted nodes, with why the expelled ones get no work, and what features say, also of the newest
+    plan.
     """
     nodes = [node for node in NodeRegistry(database).all() if not node.devices[0].is_trusted]
     reasons = {node.name: node.health.get("0") or "it gets jobs with allow_untrusted" for node in nodes}
     own = [line for feature in features_of_pool(database) for line in feature.in_words()]
-    return [*(f"node {name} is untrusted: {why}" for name, why in reasons.items()), *quotas_in_words(database), *own]
+    problem = newest_problem(database)
+    worth = [] if problem is None else worth_in_words(problem)
+    return [*(f"node {name} is untrusted: {why}" for name, why in reasons.items()), *own, *worth]
 
 
-def quotas_in_words(database: Database) -> list[str]:
-    """Returns the quotas of a pool's users, and what a device of each is worth in its newest plan, in sentences.
-
-    Quotas that batches name are in the plan, too.
-    """
-    set_here = [f"quota of {user}: {quota_text(quota)}" for user, quota in quotas_of_pool(database).items()]
+def newest_problem(database: Database) -> Problem | None:
+    """Returns the problem of the newest plan of a pool that trains something; None where there is none."""
     query = select(PLANS.c.content).where(PLANS.c.batch == "").order_by(PLANS.c.id.desc()).limit(1)
     newest = database.scalar(query) if Submissions(database).active() else None
-    if newest is None or not newest["problem"].get("quotas"):
-        return set_here
-    from ringmaster.tasks.planning.whatif.answers import quota_lines  # loads a solver
-
-    return [*set_here, *quota_lines(Problem.from_json(newest["problem"]))]
+    return None if newest is None else Problem.from_json(newest["problem"])
 
 
 @contextmanager

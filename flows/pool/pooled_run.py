@@ -56,6 +56,7 @@ from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.control.requests import RequestKind, Requests
 from ringmaster.tasks.execution.execution_events import PlanUpdate
 from ringmaster.tasks.execution.steering import first_goals
+from ringmaster.tasks.planning.term_features import submitted_features
 from ringmaster.tasks.pool.active_batches import with_features_of_pool
 from ringmaster.tasks.pool.event_log import BatchEvents, LogPosition
 from ringmaster.tasks.pool.node_hooks import store_facts
@@ -314,10 +315,10 @@ class PooledRun(BatchRun):
         groups.report(journal, notice=self.view.notice)
         flow_run, terms = current_flow_run(), batch.terms
         number = next(iter(batch.devices.values())) if isinstance(batch.devices, Mapping) else None
-        if isinstance(number, int):  # a quota of the batch, to which its jobs without a user belong
-            terms = replace(terms, max_devices={**terms.max_devices, run.id: number})
-            if batch.users:
-                self.view.notice(DEVICES_OF_USERS.format(number, ", ".join(sorted({*batch.users.values()}))))
+        limit = number if isinstance(number, int) else None
+        terms = replace(terms, features=submitted_features(terms.features, batch=run.id, max_devices=limit))
+        if limit is not None and batch.users:
+            self.view.notice(DEVICES_OF_USERS.format(limit, ", ".join(sorted({*batch.users.values()}))))
         submission = Submission(
             id=run.id,
             name=batch.name,

@@ -33,14 +33,6 @@ from ringmaster.techniques.models.peft_format import resolved
 from ringmaster.techniques.processes.order import KEPT_CHECKPOINTS
 
 
-def limits_of_users(quotas: Mapping[str, Mapping[str, float]]) -> PlanningTerms:
-    """Returns terms with quotas alone. quotas: by user, `max_devices`, `share`, or both."""
-    return PlanningTerms(
-        max_devices={user: int(quota["max_devices"]) for user, quota in quotas.items() if "max_devices" in quota},
-        shares={user: quota["share"] for user, quota in quotas.items() if "share" in quota},
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
 class Batch:
     """The jobs that are planned together, with an objective and the devices to use.
@@ -52,8 +44,7 @@ class Batch:
             registered objective. Deadlines come first.
         deadlines_s: by job name, the seconds from the batch's start within which the job must end.
         weights: by job name, the weight of the job's end; 1 by default.
-        users: by job name, whose job it is, for the objective "fairness" and for `quotas`.
-        quotas: by user, what the user's jobs may hold at a time: `max_devices`, `share` of all devices, or both.
+        users: by job name, whose job it is, for the objective "fairness" and for limits of users.
         price_per_device_hour: for the objective "cost"; at 1 the cost is in device-hours.
         profiling_share: the largest fraction of the batch's predicted time that profiling may take.
         keep_checkpoints: how many checkpoints of each job are kept.
@@ -76,15 +67,13 @@ class Batch:
     price_per_device_hour: float = 1.0
     profiling_share: float = PROFILING_SHARE
     keep_checkpoints: int = KEPT_CHECKPOINTS
-    quotas: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     retraining: str = ""
     planning: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def terms(self) -> PlanningTerms:
-        """The objective, deadlines, weights, price and quotas that the batch's plans must follow."""
-        return replace(
-            limits_of_users(self.quotas),
+        """The objective, deadlines, weights, price and further terms that the batch's plans must follow."""
+        return PlanningTerms(
             objective=self.objective,
             deadlines_s=self.deadlines_s,
             weights=self.weights,
@@ -185,7 +174,6 @@ class Batch:
             price_per_device_hour=entry.price_per_device_hour,
             profiling_share=entry.profiling_share,
             keep_checkpoints=entry.keep_checkpoints,
-            quotas={user: quota.model_dump(exclude_none=True) for user, quota in entry.users.items()},
             planning=planning,
         )
 
@@ -195,7 +183,7 @@ class Batch:
         Keys that release 0.1 did not have appear only with values other than the default. A batch that 0.1 began then
         has the same digest, and can be resumed.
         """
-        later = {"users": {}, "profiling_share": PROFILING_SHARE, "keep_checkpoints": KEPT_CHECKPOINTS, "quotas": {}}
+        later = {"users": {}, "profiling_share": PROFILING_SHARE, "keep_checkpoints": KEPT_CHECKPOINTS}
         later |= {"retraining": "", "planning": {}}
         plain = {**vars(self), "folder": str(self.folder)}
         return {key: to_json(value) for key, value in plain.items() if key not in later or value != later[key]}

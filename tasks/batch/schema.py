@@ -150,15 +150,6 @@ class GridEntry(Section):
     )
 
 
-class UserSection(Section):
-    """What the jobs of a user may hold at a time; both limits hold where both are given."""
-
-    max_devices: Whole | None = Field(default=None, description="the most devices, such as 4")
-    share: Annotated[float, Field(gt=0, le=1)] | None = Field(
-        default=None, description="the most devices as a share of all, such as 0.5; a job alone may always run"
-    )
-
-
 class BatchEntry(Section):
     """A whole batch file."""
 
@@ -180,9 +171,6 @@ class BatchEntry(Section):
         description="how many checkpoints a job keeps, such as 20, for audits from more steps",
     )
     devices: Devices = Field(default="auto", description="auto, {cpu: 2}, {gpu: 2} or {gpu: all}")
-    users: dict[Name, UserSection] = Field(
-        default={}, description="quotas of users, such as {ana: {max_devices: 4, share: 0.5}}"
-    )
     datasets: dict[str, DatasetSection] | str | None = Field(
         default=None, description="data sets by name, or a file with them, such as datasets.yaml"
     )

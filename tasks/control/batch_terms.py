@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ringmaster.tasks.batch.batch import limits_of_users
 from ringmaster.tasks.planning.objectives import Makespan, PlanningTerms, WeightedCompletion, objective_by_name
 from ringmaster.tasks.planning.term_features import DeviceUse, TermsFeature, combined_features
 from ringmaster.tasks.storage.journal import Journal, SegmentRecord
@@ -85,18 +84,13 @@ def uses_of(record: SegmentRecord, *, now_s: float) -> list[DeviceUse]:
     ]
 
 
-Quotas = Mapping[str, Mapping[str, float]]
-"""By user, `max_devices` or `share`."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class PoolTerms:
     """What a person has set for all batches of a pool.
 
-    quotas: of users. features: of the terms of plans. revision: counts how often these were set.
+    features: of the terms of plans. revision: counts how often these were set.
     """
 
-    quotas: Quotas = field(default_factory=dict)
     features: tuple[TermsFeature, ...] = ()
     revision: int = 0
 
@@ -109,8 +103,8 @@ def combined_terms(active_batches: Iterable[ActiveBatch], *, of_pool: PoolTerms 
     end over all jobs; jobs whose batches may wait are then planned in what the others leave, if they request the same
     objective and something depends on the time. A job's weight is the weight that its batch gives it, times
     the batch's priority, times the job's own priority, and at most `HEAVIEST`. The price of devices is the highest
-    price that a batch names. Jobs without a user belong to their batch. A user's quota is the least that a batch or the
-    pool names. Features combine theirs with those of the pool (`TermsFeature.combined`).
+    price that a batch names. Jobs without a user belong to their batch. Features combine theirs with those of the
+    pool (`TermsFeature.combined`).
     """
     every = list(active_batches)
     objectives = {each.given.objective for each in every} or {Makespan.name}
@@ -125,14 +119,8 @@ def combined_terms(active_batches: Iterable[ActiveBatch], *, of_pool: PoolTerms 
     deadlines_s: dict[str, float] = {}
     weights: dict[str, float] = {}
     users: dict[str, str] = {}
-    own = limits_of_users(of_pool.quotas)
-    max_devices, shares = dict(own.max_devices), dict(own.shares)
     for each in every:
         requested = each.terms
-        for user, most in requested.max_devices.items():
-            max_devices[user] = min(most, max_devices.get(user, most))
-        for user, share in requested.shares.items():
-            shares[user] = min(share, shares.get(user, share))
         for name, deadline_s in requested.deadlines_s.items():
             deadlines_s[each.qualified(name)] = each.started_s + deadline_s
         for job in each.jobs:
@@ -146,8 +134,6 @@ def combined_terms(active_batches: Iterable[ActiveBatch], *, of_pool: PoolTerms 
         weights=weights,
         users=users,
         price_per_device_hour=max(prices, default=1.0),
-        max_devices=max_devices,
-        shares=shares,
         second=second,
         patient=tuple(each.qualified(job) for each in patient for job in each.jobs if second),
         features=combined_features([each.given.features for each in every], of_pool=of_pool.features),

@@ -300,7 +300,7 @@ def plan_by_events(
 ) -> Plan | None:
     """Returns the best plan by the order of events that a few trials find; None where there is none.
 
-    Quotas and prices are not modelled.
+    Limits of groups, and prices, are not modelled.
 
     start: a plan, whose ends of jobs are one of the first orders.
     least_value: a lower bound on the objective; trials end close to it.

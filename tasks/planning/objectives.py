@@ -9,7 +9,6 @@ list schedules, annealing over lists, retiming, replanning, and the lower bound.
 entry points `ringmaster.objectives`.
 """
 
-import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,7 +25,6 @@ from ringmaster.tasks.planning.bounds import bounds
 from ringmaster.tasks.planning.bounds.due_dates import best_latest_bound, latest_bound
 from ringmaster.tasks.planning.plans.plan import Certificate, Plan
 from ringmaster.tasks.planning.problems.problem import Problem
-from ringmaster.tasks.planning.problems.problem_parts import PlanningJob
 from ringmaster.tasks.planning.term_features import PastUse, TermsFeature, terms_feature
 from ringmaster.tasks.planning.work import WorkBudget
 
@@ -322,8 +320,6 @@ class PlanningTerms:
     weights: by job; 1 for jobs that are not named.
     users: by job, whose job it is; each job that is not named has a user of its own.
     price_per_device_hour: price of any device, in any currency; at 1, a cost is in device-hours.
-    max_devices, shares: by user, the most devices that the user's jobs may hold at a time, as a number and as a share
-        of all devices. A quota never keeps a job from running: it is at least the smallest gang of each.
     features: what optional features add.
     second: where something depends on the time, the objective by which jobs that are `patient` are planned in what the
         others leave (`two_objectives`); empty for none.
@@ -334,8 +330,6 @@ class PlanningTerms:
     weights: Mapping[str, float] = field(default_factory=dict)
     users: Mapping[str, str] = field(default_factory=dict)
     price_per_device_hour: float = 1.0
-    max_devices: Mapping[str, int] = field(default_factory=dict, metadata=SINCE_LATER)
-    shares: Mapping[str, float] = field(default_factory=dict, metadata=SINCE_LATER)
     features: tuple[TermsFeature, ...] = stored_features(terms_feature)
     second: str = field(default="", metadata=SINCE_LATER)
     patient: tuple[str, ...] = field(default=(), metadata=SINCE_LATER)
@@ -371,7 +365,7 @@ class PlanningTerms:
             replace(node, price=self.price_per_device_hour / HOUR_S if is_paid and not node.price_steps else node.price)
             for node in problem.nodes
         )
-        problem = replace(problem, jobs=jobs, nodes=nodes, quotas=self._quotas(jobs, problem.num_devices))
+        problem = replace(problem, jobs=jobs, nodes=nodes)
         for feature in self.features:
             problem = feature.on(problem, now_s=wall_clock(), past=past)
         if self.second and problem.has_series:
@@ -379,14 +373,6 @@ class PlanningTerms:
             kept = (replace(job, weight=0.0) if job.id in patient else job for job in problem.jobs)
             problem = replace(problem, jobs=tuple(kept))
         return problem
-
-    def _quotas(self, jobs: Sequence[PlanningJob], num_devices: int) -> dict[str, int]:
-        quotas = {}
-        for user in self.max_devices.keys() | self.shares.keys():
-            smallest = (min(o.num_devices for o in job.options if not o.jobs) for job in jobs if job.user == user)
-            share = math.floor(self.shares.get(user, 1.0) * num_devices)
-            quotas[user] = max(1, min(share, self.max_devices.get(user, share)), *smallest)
-        return quotas
 
     def _due_s(self, jobs: Sequence[str], *, elapsed_s: float) -> float | None:
         due_s = [self.deadlines_s[name] for name in jobs if name in self.deadlines_s]

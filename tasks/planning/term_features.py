@@ -72,6 +72,20 @@ class TermsFeature:
         yield from ()
 
     @classmethod
+    def worth_in_words(cls, problem: Problem) -> Iterator[str]:
+        """Yields what more of what these terms limit would be worth in a plan's problem, in sentences."""
+        yield from ()
+
+    @classmethod
+    def submitted(cls, own: Self | None, *, batch: str, max_devices: int | None) -> Self | None:
+        """Returns the terms of a batch with which a pool takes it on.
+
+        own: those that it has; None without any. batch: its id, to which jobs without a user belong.
+        max_devices: the devices that it requests; None for all.
+        """
+        return own
+
+    @classmethod
     def combined(cls, each: Sequence[Self | None], *, of_pool: Self | None) -> Self | None:
         """Returns the terms of one plan of several batches.
 
@@ -81,9 +95,14 @@ class TermsFeature:
 
 
 @cache
+def terms_kinds() -> tuple[type[TermsFeature], ...]:
+    """Returns the classes of all features of terms."""
+    return tuple(listed("terms", "TERMS_FEATURES"))
+
+
 def terms_feature(key: str) -> type[TermsFeature] | None:
     """Returns the class of the feature with a key in the JSON form of terms; None where there is none."""
-    return next((kind for kind in listed("terms", "TERMS_FEATURES") if kind.key == key), None)
+    return next((kind for kind in terms_kinds() if kind.key == key), None)
 
 
 def terms_features(values: Mapping[str, Any]) -> tuple[TermsFeature, ...]:
@@ -106,6 +125,19 @@ def combined_features(
     kinds = dict.fromkeys(type(feature) for features in (of_pool, *each) for feature in features)
     made = (kind.combined([_of_kind(kind, own) for own in each], of_pool=_of_kind(kind, of_pool)) for kind in kinds)
     return tuple(feature for feature in made if feature is not None)
+
+
+def submitted_features(
+    features: Sequence[TermsFeature], *, batch: str, max_devices: int | None
+) -> tuple[TermsFeature, ...]:
+    """Returns the features of the terms of a batch with which a pool takes it on (`TermsFeature.submitted`)."""
+    made = (kind.submitted(_of_kind(kind, features), batch=batch, max_devices=max_devices) for kind in terms_kinds())
+    return tuple(feature for feature in made if feature is not None)
+
+
+def worth_in_words(problem: Problem) -> list[str]:
+    """Returns what more of what features limit would be worth in a plan's problem, in sentences."""
+    return [line for kind in terms_kinds() for line in kind.worth_in_words(problem)]
 
 
 def feature_findings(

@@ -1,4 +1,4 @@
-"""The active batches of a pool: their jobs in the executor's table, their quotas, and their parts of its events."""
+"""The active batches of a pool: their jobs in the executor's table, and their parts of its events."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from ringmaster.codec import to_json
 from ringmaster.errors import ProblemError
 from ringmaster.tasks.cluster import Cluster, Device, Node
-from ringmaster.tasks.control.batch_terms import ActiveBatch, PoolTerms, Quotas
+from ringmaster.tasks.control.batch_terms import ActiveBatch, PoolTerms
 from ringmaster.tasks.execution import execution_events
 from ringmaster.tasks.execution.job_rows import JobTableEntry
 from ringmaster.tasks.execution.job_table import variant_options
@@ -28,7 +28,6 @@ logger = logging.getLogger(__name__)
 
 FeatureT = TypeVar("FeatureT", bound=TermsFeature)
 
-QUOTAS = "quotas"  # the key of the pool's fact: by user, `max_devices` or `share` that a person has set for the pool
 FEATURES, REVISION = "features", "revision"
 """The keys of the pool's facts: the JSON forms of features of the terms of its plans, by their keys, and how often a
 person has set one, by which a controller sees that it must read them again: a series may have a hundred thousand rows.
@@ -51,9 +50,8 @@ def pool_terms(database: Database, *, known: PoolTerms = PoolTerms()) -> PoolTer
 
     known: what an earlier call has returned. Features are read where they were set since.
     """
-    quotas, revision = quotas_of_pool(database), int(Journal(database, batch="").get(REVISION, 0))
-    features = known.features if revision == known.revision else features_of_pool(database)
-    return PoolTerms(quotas=quotas, features=features, revision=revision)
+    revision = int(Journal(database, batch="").get(REVISION, 0))
+    return known if revision == known.revision else PoolTerms(features=features_of_pool(database), revision=revision)
 
 
 def features_of_pool(database: Database) -> tuple[TermsFeature, ...]:
@@ -95,41 +93,6 @@ def change_feature(
         return {FEATURES: stored, REVISION: int(facts.get(REVISION, 0)) + 1}
 
     Journal(database, batch="").change_facts(changed, FEATURES, REVISION)
-
-
-def quotas_of_pool(database: Database) -> Quotas:
-    """Returns the quotas that a person has set for all batches of a pool."""
-    return dict(Journal(database, batch="").get(QUOTAS, {}))
-
-
-def quota_of(text: str) -> Mapping[str, float] | None:
-    """Returns a quota that a person writes as 4, 25% or none (None). Raises ValueError on anything else."""
-    if text == "none":
-        return None
-    number, percent, rest = text.partition("%")
-    if percent and not rest and number.isdecimal() and 0 < int(number[:4]) <= 100:
-        return {"share": int(number) / 100}
-    if not percent and number.isdecimal() and 0 < int(number[:7]) < 10**6:
-        return {"max_devices": int(number)}
-    raise ValueError(f"{text!r} is not a quota. To fix: a number of devices such as 4, a share such as 25%, or none")
-
-
-def quota_text(quota: Mapping[str, float]) -> str:
-    """Returns a quota as a person writes it."""
-    return f"{quota['share']:.0%}" if "share" in quota else f"{quota['max_devices']:.0f}"
-
-
-def set_quotas(database: Database, quotas: Mapping[str, Mapping[str, float] | None]) -> Quotas:
-    """Sets the quotas of users for all batches of a pool, which its controller follows within seconds; returns all.
-
-    quotas: by user; None removes one.
-    """
-
-    def changed(facts: Mapping[str, Any]) -> Mapping[str, Any]:
-        every = {**facts.get(QUOTAS, {}), **quotas}
-        return {QUOTAS: {user: quota for user, quota in every.items() if quota is not None}}
-
-    return dict(Journal(database, batch="").change_facts(changed, QUOTAS)[QUOTAS])
 
 
 def entries_of(submission: Submission, *, struck_out: Mapping[str, Collection[OptionKey]]) -> list[JobTableEntry]:

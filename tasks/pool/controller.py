@@ -273,8 +273,7 @@ class PoolController:
         if self._pool_terms != before:
             self._combine_terms()
             if self._active_batches:
-                what = "quotas of users" if self._pool_terms.quotas != before.quotas else "what holds for all batches"
-                self._executor.replan_soon(why=f"a person has set {what}")
+                self._executor.replan_soon(why="a person has set what holds for all batches")
         self._known_nodes.poll()
         self._ends_s = self._known_nodes.seconds_left()
         self._known_nodes.release_empty(is_lent=self._loans.lends)

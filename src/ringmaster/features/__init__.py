@@ -68,6 +68,7 @@ BUILTIN = (
     "ringmaster.features.environment",
     "ringmaster.features.clones",
     "ringmaster.features.objectives",
+    "ringmaster.features.quotas",  # before the tariffs, whose question leaves no others
     "ringmaster.features.tariffs",
     "ringmaster.features.importance",
     "ringmaster.features.expected_gain",

@@ -11,7 +11,7 @@ from typing import Any
 from ringmaster.codec import to_json
 from ringmaster.errors import ProblemError
 from ringmaster.tasks.planning.bounds.bounds import costs_of, preemptive_bound
-from ringmaster.tasks.planning.bounds.job_costs import earliest_ends_s, only
+from ringmaster.tasks.planning.bounds.job_costs import earliest_ends_s
 from ringmaster.tasks.planning.bounds.windows import Rate, costs_of_jobs, rates_of_jobs, rates_of_nodes
 from ringmaster.tasks.planning.durations import counted, seconds_text
 from ringmaster.tasks.planning.objectives import MAKESPAN
@@ -93,7 +93,8 @@ def explain(what_if: gains.WhatIf, *, most_jobs: int = MAX_EXPLAINED) -> Explana
             num_nodes=count,
             share=worth[kind] / total,
             one_more_s=_gain_by_prices_s(
-                what_if, gains.MoreDevices(num_devices=1, device_type=first[kind].device_type), on=first[kind].id
+                what_if,
+                gains.MoreDevices(num_devices=1, device_type=kind.device_type).on(problem, node=first[kind].id),
             ),
         )
         for kind, count in Counter(map(_kind_of_nodes, problem.nodes)).items()
@@ -101,8 +102,12 @@ def explain(what_if: gains.WhatIf, *, most_jobs: int = MAX_EXPLAINED) -> Explana
     binding = ((job, earned / total) for job, earned in own.items() if earned > MIN_OF_BOUND * total)
     own_time = tuple(sorted(binding, key=lambda pair: -pair[1]))
     quotas = {
-        user: (problem.limits[user], earned / total, _gain_by_prices_s(what_if, gains.MoreQuota(user=user)))
-        for user, earned in of_quotas.items()
+        user: (
+            most,
+            of_quotas[user] / total,
+            _gain_by_prices_s(what_if, replace(problem, quotas={**problem.quotas, user: most + 1})),
+        )
+        for user, most in problem.limits.items()
     }
     return Explanation(nodes=nodes, own_time=own_time, jobs=costliest(what_if, most_jobs), quotas=quotas)
 
@@ -147,9 +152,9 @@ def _earned(rate: Rate, *, until_s: float) -> float:
     return rate.worth * max(0.0, min(rate.end_s, until_s) - rate.start_s)
 
 
-def _gain_by_prices_s(what_if: gains.WhatIf, change: gains.Change, *, on: str = "") -> float:
-    """Returns what a change gains at most, by the prices alone. on: as in `changed`."""
-    return max(0.0, what_if.makespan_s - what_if.bound_by_prices_s(gains.changed(what_if.problem, change, on=on)))
+def _gain_by_prices_s(what_if: gains.WhatIf, changed: Problem) -> float:
+    """Returns what a change of the problem gains at most, by the prices alone."""
+    return max(0.0, what_if.makespan_s - what_if.bound_by_prices_s(changed))
 
 
 MAX_MORE = 1024  # devices or nodes that are considered
@@ -244,7 +249,7 @@ def _too_few(what_if: gains.WhatIf, unit: gains.MoreDevices | gains.MoreNodes, d
     """Returns the largest number of further devices or nodes with which the bound excludes an end in time."""
 
     def is_excluded(count: int) -> bool:
-        problem = gains.changed(what_if.problem, times(unit, count))
+        problem = times(unit, count).on(what_if.problem)
         if what_if.bound_by_prices_s(problem) > due_s * (1 + SAME):
             return True
         return preemptive_bound(problem).seconds > due_s * (1 + SAME)
@@ -291,53 +296,6 @@ MIN_SHARE = 0.005  # of the bound, of a job that an explanation names; less woul
 MIN_COST = 0.005  # of a job that a report names, as a share of the makespan
 
 
-@dataclass(frozen=True, kw_only=True)
-class QuotaPrice:
-    """What a device of a user's quota is worth to the user's jobs, by the bound on their last end if they were alone.
-
-    most: the devices of the quota.
-    sooner_s: by how much sooner they could all end with one more.
-    later_s: by how much later they end with one less, at least; None where a job needs all.
-    """
-
-    user: str
-    most: int
-    sooner_s: float
-    later_s: float | None
-
-
-def quota_prices(problem: Problem) -> list[QuotaPrice]:
-    """Returns the price of a device of each quota that can bind, by one linear program for each number of devices."""
-
-    def ends_s(user: str, most: int) -> float | None:
-        own = only(replace(problem, quotas={}), [job.id for job in problem.jobs if job.user == user])
-        try:
-            return preemptive_bound(replace(own, quotas={user: most})).seconds
-        except ProblemError:  # a job needs more devices
-            return None
-
-    prices = []
-    for user, most in problem.limits.items():
-        now_s, more_s, less_s = (ends_s(user, most + change) for change in (0, 1, -1))
-        if now_s is not None and more_s is not None:
-            later_s = None if less_s is None else max(0.0, less_s - now_s)
-            prices.append(QuotaPrice(user=user, most=most, sooner_s=max(0.0, now_s - more_s), later_s=later_s))
-    return prices
-
-
-def quota_lines(problem: Problem) -> list[str]:
-    """Returns what one more device of each quota gains its user, and what it costs another one, in sentences."""
-    prices, lines = quota_prices(problem), []
-    for price in prices:
-        others = [(o.later_s, o.user) for o in prices if o.user != price.user and o.later_s is not None]
-        cost = "".join(f", and cost those of {user} {seconds_text(later_s)}" for later_s, user in sorted(others)[:1])
-        lines.append(
-            f"{price.user} may hold {counted(price.most, 'device')} at a time; one more would save its jobs "
-            f"{seconds_text(price.sooner_s)}{cost}."
-        )
-    return lines
-
-
 def section(plan: Plan, problem: Problem, *, device: str = "") -> list[str]:
     """Returns what more devices would gain, and which jobs cost most, in sentences: at most a second of work.
 
@@ -361,7 +319,7 @@ def section(plan: Plan, problem: Problem, *, device: str = "") -> list[str]:
     renewed = what_if.certificate.windows is None
     proof = proof_text(are_measured=None)
     lines = [
-        f"With {change_text(gain.change, on=gain.on, device=device)} the last job would end {_between(gain)} earlier, "
+        f"With {gain.change.in_words(node=gain.on, device=device)} the last job would end {_between(gain)} earlier, "
         f"{proof}."
         for gain in (what_if.gain(change, solves_bound=renewed) for change in changes)
     ]
@@ -370,19 +328,6 @@ def section(plan: Plan, problem: Problem, *, device: str = "") -> list[str]:
         for cost in costliest(what_if, MAX_JOBS, solves_bound=renewed)
         if cost.gain.most_s >= MIN_COST * plan.makespan_s
     ]
-
-
-def change_text(change: gains.Change, *, on: str = "", device: str = "") -> str:
-    """Returns what is changed, such as "one more device on n0". on: the node; device: the kind of its devices."""
-    match change:
-        case gains.MoreDevices(num_devices=num, device_type=kind):
-            return f"{_more(num, 'device')}{_kind(kind, device)}" + (f" on {on}" if on else "")
-        case gains.MoreNodes(num_devices=num, device_type=kind, num_nodes=num_nodes):
-            return f"{_more(num_nodes, 'node')} of {counted(num, 'device')}{_kind(kind, device)}"
-        case gains.FewerJobs(jobs=jobs):
-            return f"{', '.join(jobs)} left out"
-        case gains.MoreQuota(user=user, num_devices=num, taken_from=other):
-            return f"{_more(num, 'device')} for {user}" + (f" and as many less for {other}" if other else "")
 
 
 def proof_text(*, are_measured: bool | None) -> str:
@@ -401,7 +346,7 @@ def gain_lines(gain: gains.Gain, what_if: gains.WhatIf, *, proof: str) -> Iterat
     proof: from `proof_text`.
     """
     if gain.planned_s is None:
-        yield f"With {change_text(gain.change, on=gain.on)}: the best plan ends {_between(gain)} earlier, {proof}."
+        yield f"With {gain.change.in_words(node=gain.on)}: the best plan ends {_between(gain)} earlier, {proof}."
         for each in gain.users:
             then = f"No plan then ends the jobs of {each.user} before {seconds_text(each.bound_s)}"
             yield f"{then}; {_compared(each.bound_s, each.before_s, at_least=True)}."
@@ -450,9 +395,9 @@ def deadline_lines(answer: DeadlineAnswer, *, proof: str) -> Iterator[str]:
     if answer.unit is None:
         return
     if answer.too_few:
-        yield f"Even with {change_text(times(answer.unit, answer.too_few))} it is impossible {proof}."
+        yield f"Even with {times(answer.unit, answer.too_few).in_words()} it is impossible {proof}."
     if answer.enough is not None:
-        yield f"With {change_text(times(answer.unit, answer.enough))} it is possible {proof}: there is a plan."
+        yield f"With {times(answer.unit, answer.enough).in_words()} it is possible {proof}: there is a plan."
     else:
         yield "No number of further devices was found that suffices."
 
@@ -460,7 +405,7 @@ def deadline_lines(answer: DeadlineAnswer, *, proof: str) -> Iterator[str]:
 def explanation_lines(explanation: Explanation) -> Iterator[str]:
     """Yields what the nodes and the jobs contribute to the bound."""
     for price in explanation.nodes:
-        kind = _kind(price.node.device_type)
+        kind = gains.type_text(price.node.device_type)
         until = price.node.available_until_s
         nodes = "the node" if price.num_nodes == 1 else f"the {price.num_nodes} nodes"
         names = price.node.id if price.num_nodes == 1 else f"like {price.node.id}"
@@ -498,26 +443,9 @@ def _between(gain: gains.Gain) -> str:
     return least if least == most else f"{least.split()[0]} to {most}"
 
 
-def _kind(device_type: str, device: str = "") -> str:
-    return f" of type {device_type}" if device_type else device and f" ({device})"
-
-
-def _more(number: int, what: str) -> str:
-    return f"one more {what}" if number == 1 else f"{number} more {what}s"
-
-
-_QUESTIONS = {
-    gains.MoreDevices: "add_devices",
-    gains.MoreNodes: "add_node",
-    gains.FewerJobs: "without",
-    gains.MoreQuota: "add_quota",
-    gains.Deadline: "deadline",
-}
-
-
 def question_json(question: gains.Change | gains.Deadline) -> dict[str, Any]:
     """Returns a question under the name of its option."""
-    return {"question": _QUESTIONS[type(question)], **to_json(question)}
+    return {"question": question.option, **to_json(question)}
 
 
 def gain_json(gain: gains.Gain) -> dict[str, Any]:

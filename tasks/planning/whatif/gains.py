@@ -14,10 +14,12 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count, islice
+from typing import ClassVar
 
 from ringmaster.errors import ProblemError
 from ringmaster.tasks.planning.bounds.bounds import Bound, certified_bound, pattern_bound, preemptive_bound
 from ringmaster.tasks.planning.bounds.job_costs import folded, is_foldable, only
+from ringmaster.tasks.planning.durations import counted
 from ringmaster.tasks.planning.fusion import choose_groups, contracted, groups_of
 from ringmaster.tasks.planning.objectives import MAKESPAN, ends_of, without_deadlines
 from ringmaster.tasks.planning.plan_search import WORTH_S
@@ -28,78 +30,126 @@ from ringmaster.tasks.planning.problems.problem_parts import PlanningNode
 from ringmaster.tasks.planning.work import WORK_S, WorkBudget
 
 
+class Change:
+    """A change of a problem, the base of frozen dataclasses. option: of `ringmaster whatif`, which asks for it."""
+
+    option: ClassVar[str]
+
+    def on(self, problem: Problem, *, node: str = "") -> Problem:
+        """Returns the changed problem.
+
+        node: the node that gets more devices; by default the first one of their type.
+
+        Raises ProblemError where the change is impossible, with what would be possible.
+        """
+        raise NotImplementedError
+
+    def in_words(self, *, node: str = "", device: str = "") -> str:
+        """Returns what is changed, such as "one more device on n0". device: the kind of the devices of the node."""
+        raise NotImplementedError
+
+    def users(self, problem: Problem) -> Collection[str]:
+        """Returns the users for whom the answer says when their jobs end."""
+        return ()
+
+
 @dataclass(frozen=True, kw_only=True)
-class MoreDevices:
+class MoreDevices(Change):
     """A node has `num_devices` more. device_type: of that node; "" where all nodes have the same type."""
+
+    option = "add_devices"
 
     num_devices: int
     device_type: str = ""
 
+    def on(self, problem: Problem, *, node: str = "") -> Problem:
+        """Returns the problem with the grown node."""
+        kind = type_of(problem, self.device_type)
+        grown = node or next(each.id for each in problem.nodes if each.device_type == kind)
+        nodes = tuple(
+            replace(each, num_devices=each.num_devices + self.num_devices) if each.id == grown else each
+            for each in problem.nodes
+        )
+        return replace(problem, nodes=nodes)
+
+    def in_words(self, *, node: str = "", device: str = "") -> str:
+        """Returns how many devices are added to which node."""
+        place = f" on {node}" if node else ""
+        return f"{more(self.num_devices, 'device')}{type_text(self.device_type, device)}{place}"
+
 
 @dataclass(frozen=True, kw_only=True)
-class MoreNodes:
+class MoreNodes(Change):
     """There are `num_nodes` more nodes of `num_devices` devices each."""
+
+    option = "add_node"
 
     num_devices: int
     device_type: str = ""
     num_nodes: int = 1
 
+    def on(self, problem: Problem, *, node: str = "") -> Problem:
+        """Returns the problem with nodes like those of their type and size, if there are any, and without an end."""
+        kind = type_of(problem, self.device_type)
+        alike = [each for each in problem.nodes if (each.device_type, each.num_devices) == (kind, self.num_devices)]
+        model = replace(alike[0], available_until_s=None) if alike else PlanningNode("", self.num_devices, kind)
+        taken = {each.id for each in problem.nodes}
+        names = (name for number in count(1) if (name := f"new{number}") not in taken)
+        added = (replace(model, id=name) for name in islice(names, self.num_nodes))
+        return replace(problem, nodes=(*problem.nodes, *added))
+
+    def in_words(self, *, node: str = "", device: str = "") -> str:
+        """Returns how many nodes of which size are added."""
+        size = f"{counted(self.num_devices, 'device')}{type_text(self.device_type, device)}"
+        return f"{more(self.num_nodes, 'node')} of {size}"
+
 
 @dataclass(frozen=True, kw_only=True)
-class FewerJobs:
+class FewerJobs(Change):
     """The jobs are left out. Jobs that wait for them must be left out, too."""
+
+    option = "without"
 
     jobs: tuple[str, ...]
 
+    def on(self, problem: Problem, *, node: str = "") -> Problem:
+        """Returns the problem of the other jobs."""
+        known = [job.id for job in problem.jobs]
+        if wrong := [name for name in self.jobs if name not in known]:
+            some = ", ".join(known[:20]) + (" and others" if len(known) > 20 else "")
+            raise ProblemError([f"there is no job {name!r}. To fix: name some of {some}" for name in wrong])
+        if waiting := dependents(problem, self.jobs):
+            every = ",".join([*self.jobs, *waiting])
+            raise ProblemError(
+                [f"{', '.join(waiting)} would wait for what is left out. To fix: leave all out, with --without {every}"]
+            )
+        left = [name for name in known if name not in self.jobs]
+        if not left:
+            raise ProblemError(["without these no job is left. To fix: leave out fewer"])
+        return only(problem, left)
 
-@dataclass(frozen=True, kw_only=True)
-class MoreQuota:
-    """The jobs of `user` may hold `num_devices` more at a time, and those of `taken_from`, if any, as many less."""
-
-    user: str
-    num_devices: int = 1
-    taken_from: str = ""
+    def in_words(self, *, node: str = "", device: str = "") -> str:
+        """Returns which jobs are left out."""
+        return f"{', '.join(self.jobs)} left out"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Deadline:
     """All jobs are to end within `due_s` seconds from the start of the plan."""
 
+    option: ClassVar[str] = "deadline"
+
     due_s: float
 
 
-Change = MoreDevices | MoreNodes | FewerJobs | MoreQuota
+def type_text(device_type: str, device: str = "") -> str:
+    """Returns the type of devices, or else their kind, for the end of a phrase."""
+    return f" of type {device_type}" if device_type else device and f" ({device})"
 
 
-def changed(problem: Problem, change: Change, *, on: str = "") -> Problem:
-    """Returns the changed problem.
-
-    on: the node that gets more devices; by default the first one of their type.
-
-    Raises ProblemError where the change is impossible, with what would be possible.
-    """
-    match change:
-        case MoreDevices():
-            kind = type_of(problem, change.device_type)
-            grown = on or next(node.id for node in problem.nodes if node.device_type == kind)
-            nodes = tuple(
-                replace(node, num_devices=node.num_devices + change.num_devices) if node.id == grown else node
-                for node in problem.nodes
-            )
-            return replace(problem, nodes=nodes)
-        case MoreNodes():
-            return replace(problem, nodes=(*problem.nodes, *_new_nodes(problem, change)))
-        case FewerJobs():
-            return _without(problem, change.jobs)
-        case MoreQuota():
-            quotas = dict(problem.quotas)
-            for user, more in ((change.user, change.num_devices), (change.taken_from, -change.num_devices)):
-                if user and user not in quotas:
-                    known = ", ".join(quotas) or "none"
-                    raise ProblemError([f"{user!r} has no quota. To fix: name a user with one; there are {known}"])
-                if user:
-                    quotas[user] += more
-            return replace(problem, quotas=quotas)
+def more(number: int, what: str) -> str:
+    """Returns how many more there are, such as "one more device"."""
+    return f"one more {what}" if number == 1 else f"{number} more {what}s"
 
 
 def type_of(problem: Problem, device_type: str) -> str:
@@ -121,32 +171,6 @@ def dependents(problem: Problem, names: Collection[str]) -> tuple[str, ...]:
         if dependent_names & set(job.after):
             dependent_names.add(job.id)
     return tuple(job.id for job in problem.jobs if job.id in dependent_names and job.id not in names)
-
-
-def _new_nodes(problem: Problem, change: MoreNodes) -> list[PlanningNode]:
-    """Returns the nodes: like those of their type and size, if there are any, and without an end."""
-    kind = type_of(problem, change.device_type)
-    alike = [node for node in problem.nodes if (node.device_type, node.num_devices) == (kind, change.num_devices)]
-    model = replace(alike[0], available_until_s=None) if alike else PlanningNode("", change.num_devices, kind)
-    taken = {node.id for node in problem.nodes}
-    names = (name for number in count(1) if (name := f"new{number}") not in taken)
-    return [replace(model, id=name) for name in islice(names, change.num_nodes)]
-
-
-def _without(problem: Problem, names: Collection[str]) -> Problem:
-    known = [job.id for job in problem.jobs]
-    if wrong := [name for name in names if name not in known]:
-        some = ", ".join(known[:20]) + (" and others" if len(known) > 20 else "")
-        raise ProblemError([f"there is no job {name!r}. To fix: name some of {some}" for name in wrong])
-    if waiting := dependents(problem, names):
-        every = ",".join([*names, *waiting])
-        raise ProblemError(
-            [f"{', '.join(waiting)} would wait for what is left out. To fix: leave all out, with --without {every}"]
-        )
-    left = [name for name in known if name not in names]
-    if not left:
-        raise ProblemError(["without these no job is left. To fix: leave out fewer"])
-    return only(problem, left)
 
 
 QUICK_WORK_S = 0.03  # of annealing between groups
@@ -241,7 +265,7 @@ class Gain:
     bound_s: no plan of the changed problem ends before.
     makespan_s: the end of the best known plan of it; None where no plan is known.
     planned_s: what a plan that was searched for gains over the old one; None before.
-    users: of a change of quotas, when the jobs of each user with a quota end.
+    users: of a change between users, when the jobs of each end (`Change.users`).
     """
 
     change: Change
@@ -299,18 +323,18 @@ class WhatIf:
         every = {replace(node, id=""): node.id for node in self.problem.nodes[::-1] if node.device_type == kind}
 
         def rounded_bound_s(node: str) -> float:
-            return float(f"{self.bound_by_prices_s(changed(self.problem, change, on=node)):.9g}")
+            return float(f"{self.bound_by_prices_s(change.on(self.problem, node=node)):.9g}")
 
         return min((node.id for node in self.problem.nodes if node.id in every.values()), key=rounded_bound_s)
 
     def gain(self, change: Change, *, solves_bound: bool = True) -> Gain:
-        """Returns the proved interval of what a change gains, without a search. Raises ProblemError as `changed`.
+        """Returns the proved interval of what a change gains, without a search. Raises ProblemError as `Change.on`.
 
         solves_bound: whether to solve the linear program of the bound again, which takes most of the time; else the
             plan's own prices are the bound.
         """
         on = self.grown_node(change) if isinstance(change, MoreDevices) else ""
-        problem = changed(self.problem, change, on=on)
+        problem = change.on(self.problem, node=on)
         by_prices_s = self.bound_by_prices_s(problem)
         bound = preemptive_bound(problem) if solves_bound else Bound(by_prices_s, None, "prices of another plan")
         bound_s = max(by_prices_s, bound.seconds)
@@ -322,8 +346,9 @@ class WhatIf:
             bound_s=bound_s,
             makespan_s=None if plan is None else plan.makespan_s,
         )
-        ends_s = last_ends_s(self.plan, self.problem) if isinstance(change, MoreQuota) else {}
-        jobs = {user: [job.id for job in problem.jobs if job.user == user] for user in problem.quotas if user in ends_s}
+        of_users = change.users(problem)
+        ends_s = last_ends_s(self.plan, self.problem) if of_users else {}
+        jobs = {user: [job.id for job in problem.jobs if job.user == user] for user in of_users if user in ends_s}
         users = tuple(
             UserEnd(user=user, before_s=ends_s[user], bound_s=preemptive_bound(only(problem, own)).seconds)
             for user, own in jobs.items()
@@ -335,7 +360,7 @@ class WhatIf:
 
         Raises ProblemError where no plan of the changed problem meets its deadlines.
         """
-        problem = changed(self.problem, gain.change, on=gain.on)
+        problem = gain.change.on(self.problem, node=gain.on)
         plan = choose_groups(problem, work_s=work_s, time_limit_s=time_limit_s, seed=seed).fused_plan
         makespan_s = plan.makespan_s if gain.makespan_s is None else min(plan.makespan_s, gain.makespan_s)
         bound_s = max(gain.bound_s, _proof(plan, problem)[1])

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from ringmaster.errors import BatchFileError
+from ringmaster.features.quotas.job import UserQuota
 from ringmaster.features.target.job import Target, Variables
 from ringmaster.tasks.batch import Batch, json_schema, load_batch, parse_batch, schema
 from ringmaster.tasks.batch.sections import section_of
@@ -298,8 +299,8 @@ def test_quotas_of_users():
           - {name: a, model: {from_pretrained: org/model}, data: {source: digits}, num_steps: 1, user: ana}
         """
     batch = parse(text)
-    assert batch.terms.max_devices == {"ana": 4}
-    assert batch.terms.shares == {"ana": 0.5, "ben": 0.25}
+    (quotas,) = batch.terms.features
+    assert quotas.users == {"ana": UserQuota(max_devices=4, share=0.5), "ben": UserQuota(share=0.25)}
     assert Batch.from_json(batch.to_json()) == batch
     with pytest.raises(BatchFileError) as caught:
         parse(text.replace("0.25", "1.5").replace("4", "0"))

@@ -9,6 +9,9 @@ from hypothesis import strategies as st
 
 from benchmarks.simulation.simulated_runs import simulate
 from ringmaster.errors import ProblemError
+from ringmaster.features.quotas.job import UserQuota
+from ringmaster.features.quotas.quota_worth import MoreQuota, quota_lines, quota_prices
+from ringmaster.features.quotas.terms import Quotas
 from ringmaster.tasks.execution.dispatch import NO_LIMITS, PlannedSegment, UserLimits, end_of, startable_segments
 from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, Problem, Segment, solve, verify
 from ringmaster.tasks.planning.bounds.bounds import certified_bound, preemptive_bound
@@ -16,15 +19,8 @@ from ringmaster.tasks.planning.bounds.job_costs import earliest_ends_s
 from ringmaster.tasks.planning.fusion import choose_groups
 from ringmaster.tasks.planning.objectives import PlanningTerms
 from ringmaster.tasks.planning.plans.list_scheduling import BASELINES, SharedAmount, current_practice
-from ringmaster.tasks.planning.whatif.answers import (
-    explain,
-    explanation_lines,
-    gain_json,
-    gain_lines,
-    quota_lines,
-    quota_prices,
-)
-from ringmaster.tasks.planning.whatif.gains import MoreQuota, WhatIf
+from ringmaster.tasks.planning.whatif.answers import explain, explanation_lines, gain_json, gain_lines
+from ringmaster.tasks.planning.whatif.gains import WhatIf
 from tests.drawing import draws
 from tests.unit.planning.draw import problems
 from tests.unit.planning.test_whole_problem import whole_problems
@@ -128,10 +124,11 @@ def test_one_job_after_another_is_within_the_quotas_too():
 
 
 def test_shares_follow_the_devices_and_let_each_job_run():
-    terms = PlanningTerms(users={"j0": "ana", "j1": "ben"}, max_devices={"ana": 3}, shares={"ana": 0.5, "ben": 0.1})
+    quotas = Quotas(users={"ana": UserQuota(max_devices=3, share=0.5), "ben": UserQuota(share=0.1)})
+    terms = PlanningTerms(users={"j0": "ana", "j1": "ben"}, features=(quotas,))
     assert terms.on(of_users("", "", num_devices=8)).quotas == {"ana": 3, "ben": 1}
     assert terms.on(of_users("", "", num_devices=4, options=SHORT[1:])).quotas == {"ana": 2, "ben": 2}
-    few = PlanningTerms(users={"j0": "ana"}, max_devices={"ana": 1})
+    few = PlanningTerms(users={"j0": "ana"}, features=(Quotas(users={"ana": UserQuota(max_devices=1)}),))
     assert few.on(of_users("", options=SHORT[1:])).quotas == {"ana": 2}
 
 

@@ -278,6 +278,9 @@ OF_FEATURES = {
     "waiting": ("tasks",),
     "pool_tariff": ("tasks",),
     **dict.fromkeys(("slurm_engine", "pbs_engine"), ("tasks",)),
+    "pool_quotas": ("tasks",),
+    "quota_worth": ("tasks",),
+    "quota_flows": PACKAGES,
 }
 # Features, and folders of one, that have several modules of one kind.
 OF_FOLDERS = {

@@ -14,6 +14,8 @@ from prefect.exceptions import TerminationSignal
 
 from ringmaster.compat.prefect import STARTED_RUN
 from ringmaster.errors import BatchCancelled, InputError
+from ringmaster.features.quotas.job import UserQuota
+from ringmaster.features.quotas.terms import Quotas
 from ringmaster.flows import train_batch as steps
 from ringmaster.flows.batch import batch_run
 from ringmaster.flows.batch import result as records
@@ -170,11 +172,12 @@ def test_a_number_of_devices_is_a_quota_of_the_batch(bench):
     with played(bench.database):
         bench.train(replace(BATCH, devices={"cpu": 1}))
         bench.train(replace(BATCH, devices={"gpu": "all"}))
-    limited, free = (Submissions(bench.database).find(key).terms.max_devices for key in bench.ids())
-    assert (limited, free) == ({bench.ids()[0]: 1}, {})
+    limited, free = (Submissions(bench.database).find(key).terms.features for key in bench.ids())
+    quotas = Quotas(users={bench.ids()[0]: UserQuota(max_devices=1)})
+    assert (limited, free) == ((quotas,), ())
     submission = Submissions(bench.database).find(bench.ids()[0])
     combined = combined_terms([active_batch(submission, Journal(bench.database, batch=submission.id))])
-    assert (combined.max_devices, {*combined.users.values()}) == ({submission.id: 1}, {submission.id})
+    assert (combined.features, {*combined.users.values()}) == ((quotas,), {submission.id})
 
 
 def test_jobs_that_fail_and_those_that_adapt_what_cannot_be_trained_are_told(bench):

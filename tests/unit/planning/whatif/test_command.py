@@ -78,8 +78,6 @@ def test_as_json(files):
         (("--add-devices", "0"), "'0' is not a valid number of devices"),
         (("--add-node", "x"), "'x' is not a valid number of devices"),
         (("--add-devices", "2:a100"), "no node has devices of type 'a100'"),
-        (("--add-quota", "ana"), "--add-quota 'ana' is not a user and a number of devices. To fix"),
-        (("--add-quota", "ana:1"), "'ana' has no quota"),
         (("--without", "nix", "--add-node", "1:b"), "there is no job 'nix'"),
         (("--deadline", "noon"), "--deadline 'noon' is not a valid time. To fix"),
         (("--deadline", "0"), "is not a valid time"),

@@ -17,7 +17,6 @@ from ringmaster.tasks.planning.whatif.gains import (
     MoreDevices,
     MoreNodes,
     WhatIf,
-    changed,
     dependents,
     quick_plan,
 )
@@ -75,7 +74,7 @@ def test_an_example_by_hand():
 @given(st.data(), ruled_problems(max_jobs=4))
 def test_prices_of_the_old_plan_bound_every_plan_of_the_changed_problem(data, problem):
     change = data.draw(changes(problem))
-    after = changed(problem, change)
+    after = change.on(problem)
     prices = data.draw(any_prices(problem))
     plan = data.draw(plans_of(after))
     if plan is not None:
@@ -110,7 +109,7 @@ def test_larger_problems_are_answered_from_both_sides_at_once(family):
     change = MoreNodes(num_devices=problem.nodes[0].num_devices, device_type=kind)
     first = what_if.gain(change)
     assert 0 < first.least_s <= first.most_s
-    found = solve(changed(problem, change), work_s=LITTLE)  # a plan that the interval knows nothing of
+    found = solve(change.on(problem), work_s=LITTLE)  # a plan that the interval knows nothing of
     assert what_if.makespan_s - found.makespan_s <= first.most_s * (1 + 1e-6)
     assert what_if.bound_s - found.lower_bound_s >= first.least_s * (1 - 1e-6)
 
@@ -118,7 +117,7 @@ def test_larger_problems_are_answered_from_both_sides_at_once(family):
 def test_a_quick_plan_is_a_search_worth_of_seconds_only_where_it_can_gain_some():
     problem = draw("scale-12x16", seed=1)
     plan = solve(problem, work_s=LITTLE)
-    after = changed(problem, MoreNodes(num_devices=8))
+    after = MoreNodes(num_devices=8).on(problem)
     bound = preemptive_bound(after)
     found = quick_plan(after, bound=bound, start=plan, before=problem)
     assert found.method == METHOD
@@ -157,14 +156,14 @@ CHAIN = replace(
 )
 def test_impossible_changes_are_refused(change, says):
     with pytest.raises(ProblemError, match=says):
-        changed(CHAIN, change)
+        change.on(CHAIN)
 
 
 def test_several_types_must_be_named():
     typed = replace(PAIR, nodes=(PlanningNode("n0", 2, "fast"), PlanningNode("n1", 2, "slow")))
     with pytest.raises(ProblemError, match=r"several types of devices\. To fix: name one of 'fast', 'slow'"):
-        changed(typed, MoreNodes(num_devices=1))
-    added = changed(typed, MoreNodes(num_devices=2, device_type="slow", num_nodes=2)).nodes[2:]
+        MoreNodes(num_devices=1).on(typed)
+    added = MoreNodes(num_devices=2, device_type="slow", num_nodes=2).on(typed).nodes[2:]
     assert [(node.id, node.device_type) for node in added] == [("new1", "slow"), ("new2", "slow")]
 
 

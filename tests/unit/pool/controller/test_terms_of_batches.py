@@ -6,12 +6,14 @@ import pytest
 from typer.testing import CliRunner
 
 from ringmaster.errors import InputError
+from ringmaster.features.quotas.commands import quotas_in_words
+from ringmaster.features.quotas.job import UserQuota
+from ringmaster.features.quotas.pool_quotas import quota_of, set_quotas
+from ringmaster.features.quotas.terms import Quotas
 from ringmaster.flows.cli import app
-from ringmaster.flows.pool.batch_requests import quotas_in_words
 from ringmaster.tasks.control.batch_terms import HEAVIEST, ActiveBatch, combined_terms
 from ringmaster.tasks.control.requests import RequestKind, RequestStatus
 from ringmaster.tasks.planning.objectives import PlanningTerms
-from ringmaster.tasks.pool.active_batches import quota_of, set_quotas
 from tests.unit.pool.bench import EPOCH_S, PoolBench, set_pool, submission
 from tests.unit.pool.workers import Worker
 
@@ -56,19 +58,21 @@ def test_jobs_without_a_user_belong_to_their_batch():
 
 
 def test_a_user_has_the_least_quota_of_all_batches():
-    terms = [{"max_devices": {"ana": 4}, "shares": {"ben": 0.5}}, {"max_devices": {"ana": 2, "kim": 1}}]
-    combined = combined_terms([standing(name, **each) for name, each in zip("xy", terms, strict=True)])
-    assert combined.max_devices == {"ana": 2, "kim": 1}
-    assert combined.shares == {"ben": 0.5}
+    one = Quotas(users={"ana": UserQuota(max_devices=4), "ben": UserQuota(share=0.5)})
+    other = Quotas(users={"ana": UserQuota(max_devices=2, share=0.5), "kim": UserQuota(max_devices=1)})
+    (combined,) = combined_terms([standing("x", features=(one,)), standing("y", features=(other,))]).features
+    assert combined.users == {**one.users, **other.users}
 
 
 def test_a_quota_of_the_pool_holds_in_all_batches_from_then_on(database, pool):
     pool.pass_seconds(1, Worker(database, num_devices=4))
-    terms = PlanningTerms(users={"a": "ana", "b": "ana"}, max_devices={"ana": 3})
+    quotas = Quotas(users={"ana": UserQuota(max_devices=3)})
+    terms = PlanningTerms(users={"a": "ana", "b": "ana"}, features=(quotas,))
     pool.submit(submission("b1", terms=terms), submission("b2", terms=PlanningTerms(users={"a": "ben"})))
     assert pool.plans[-1].quotas == {"ana": 3}
     set_quotas(database, {"ana": quota_of("2"), "ben": quota_of("25%"), "kim": quota_of("1")})
-    assert set_quotas(database, {"kim": quota_of("none")}) == {"ana": {"max_devices": 2}, "ben": {"share": 0.25}}
+    left = Quotas(users={"ana": UserQuota(max_devices=2), "ben": UserQuota(share=0.25)})
+    assert set_quotas(database, {"kim": quota_of("none")}) == left
     pool.pass_seconds(3, Worker(database, num_devices=4))
     assert pool.plans[-1].quotas == {"ana": 2, "ben": 1}
     lines = quotas_in_words(database)
