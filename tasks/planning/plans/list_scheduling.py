@@ -20,7 +20,7 @@ Piece = tuple[str, int, float]  # a choice, and the share of the job that it doe
 
 
 class SharedAmount:
-    """Records how much of something that gangs share is used when: host memory, or the devices of a user's quota."""
+    """Records how much of something that gangs share is used when: host memory, or the devices that users may hold."""
 
     def __init__(self, most: float) -> None:
         self._most, self._times_s, self._used = most, [0.0], [0.0]
@@ -88,7 +88,7 @@ class DeviceTimeline:
 
         length_s: seconds for which the gang must fit; None for those of the whole job.
         cheaply_by_s: take the cheapest nodes instead, where the job then still ends by that time.
-        user: within whose quota the gang must fit.
+        user: within whose limit the gang must fit.
         node: the index of the only node that it may use; None for any.
 
         Raises NoRoomError where the gang fits nowhere.
@@ -143,7 +143,7 @@ class DeviceTimeline:
         """Reserves a gang from `start_s` for `length_s` seconds, on the devices that became free last.
 
         length_s: None for all of the option's seconds.
-        user: within whose quota the gang counts.
+        user: whose gang it is.
         """
         gang, end_s = [], start_s + (option.whole_s if length_s is None else length_s)
         if user in self._limited:

@@ -92,7 +92,7 @@ def _changes(texts: Iterable[str]) -> "dict[str, UserQuota | None]":
 def with_more_quotas(command: Callable[..., None]) -> Callable[..., None]:
     """Adds the option `--add-quota` to `ringmaster whatif`."""
 
-    def asked(*, add_quota: list[str] | None, **options: Any) -> None:
+    def extended(*, add_quota: list[str] | None, **options: Any) -> None:
         from ringmaster.features.quotas.quota_worth import MoreQuota
 
         texts = map(_more, add_quota or ())
@@ -102,7 +102,7 @@ def with_more_quotas(command: Callable[..., None]) -> Callable[..., None]:
     option = typer.Option(
         metavar="USER:N[:OTHER]", help="Let a user hold N more devices at a time, and another N less."
     )
-    return with_parameters(command, asked, add_quota=(Annotated[list[str] | None, option], None))
+    return with_parameters(command, extended, add_quota=(Annotated[list[str] | None, option], None))
 
 
 def _more(text: str) -> tuple[str, int, str]:
