@@ -144,12 +144,7 @@ class RetryingClient:
         self._waiting = waiting or OutageRetry(show_nothing, may_pass=_is_busy, delays_s=RETRY_DELAYS_S)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        method = getattr(self._target, name)
-
-        def guarded(*args: Any, **kwargs: Any) -> Any:
-            return self.call(method, *args, **kwargs)
-
-        return guarded
+        return partial(self.call, getattr(self._target, name))
 
     def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Calls `function`, with texts as databases take them, and the retries and error translation of this class."""

@@ -165,8 +165,6 @@ class Executor:
         self._outcome_policy.fail_orphans()
         with self._journal.database.batched():
             while self._plan_progress.running or (self._has_more() and not self._stopping):
-                if not self._stopping:
-                    self._start()
                 self._turn()
                 failures = self._replanner.failures
                 if not self._plan_progress.running and len(failures) >= MAX_FAILED_PLANS:
@@ -184,7 +182,6 @@ class Executor:
             for _ in count() if num_turns is None else range(num_turns):
                 if self._stopping:
                     return
-                self._start()
                 self._turn()
 
     def stop_starting(self) -> None:
@@ -226,9 +223,10 @@ class Executor:
         return steering is not None and steering.listen not in self._listeners.faults and steering.is_open()
 
     def _turn(self) -> None:
-        """Adjusts running segments, plans where that is due, and handles one message."""
+        """Starts what may start, adjusts what runs, plans where that is due, and handles the messages that arrive."""
         left_s = math.inf
         if not self._stopping:
+            self._start()
             running = self._plan_progress.running.values()
             if running:
                 self._plan_manager.decide_after_trials()

@@ -39,6 +39,7 @@ BUILD_TIMEOUT_S = 300.0  # to read data, make a model, compile: silent work of u
 SAVE_TIMEOUT_S = 300.0
 # A rank counts as hung when a step takes this many times the slowest so far, and at least some seconds.
 TIMEOUT_STEPS, MIN_TIMEOUT_S, FIRST_STEP_TIMEOUT_S = 20.0, 10.0, 300.0
+LOST = "the loss became {loss} at step {step}. To fix: a lower learning rate, a warm-up, or clip_grad_norm"
 NOTHING = "the batch of step {step} has no label to learn from. To fix: leave such samples out"
 
 
@@ -191,7 +192,7 @@ class SegmentLoop:
 
     def _lose(self, session: JobSession, report: StepReport) -> None:
         """Ends a job whose loss is not finite."""
-        message = lost_loss(report.loss, step=report.index) if report.count else NOTHING.format(step=report.index)
+        message = (LOST if report.count else NOTHING).format(loss=report.loss, step=report.index)
         if self._stepper.isolates:
             self._end(session, OutcomeStatus.INVALID, message=message)
         else:
@@ -419,11 +420,6 @@ def _steps_done(order: GangOrder) -> int:
     """The steps of a job's newest checkpoint, for a job whose state could not be created."""
     checkpoint = CheckpointStore(order.checkpoint_dir).newest() if order.checkpoint_dir is not None else None
     return checkpoint.manifest.step if checkpoint is not None else 0
-
-
-def lost_loss(loss: float, *, step: int) -> str:
-    """Returns the message for a loss that is not finite."""
-    return f"the loss became {loss} at step {step}. To fix: a lower learning rate, a warm-up, or clip_grad_norm"
 
 
 class StepTimeout:

@@ -487,6 +487,7 @@ class _TrainerWork:
         self, trainer: Trainer, indices: Indices = (), places: Sequence[range] = (), *, width: int | None = None
     ) -> None:
         self._trainer, self._step, self.width = trainer, trainer.next_step, width
+        self.beat, self.autocast, self.inputs = trainer.beat, trainer.autocast, trainer._loss.forward_inputs
         self.completions: list[dict[str, Tensor]] | None = None  # of each micro-batch, where the loss generates them
         self.places = places
         self.micro_batches = [[int(indices[place]) for place in each] for each in places]
@@ -544,7 +545,7 @@ class _TrainerWork:
         trainer = self._trainer
         batch = self.before_forward(trainer._to_device(trainer._technique.part(batch)))
         output = trainer._technique.forward(trainer.model, batch, self)
-        trainer.beat()
+        self.beat()
         return output, batch if output is None else self.before_loss(batch)
 
     def before_loss(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -552,15 +553,8 @@ class _TrainerWork:
         reference = self._trainer.reference
         return batch if reference is None else reference.before_loss(batch)
 
-    def inputs(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        return self._trainer._loss.forward_inputs(batch)
-
     def loss(self, output: Any, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor | int]:
         return self.loss_function(output, self.before_loss(batch))
-
-    def autocast(self) -> AbstractContextManager[Any]:
-        """Returns the autocast context of the job's precision."""
-        return self._trainer.autocast()
 
     def zero(self) -> Tensor:
         # Sums of a few fp32 losses have no error in fp64, so that an exact job's do not depend on their order.
@@ -570,9 +564,6 @@ class _TrainerWork:
     def measure_part(self, count: float) -> None:
         for callback in self._trainer.callbacks:
             callback.observe_first(count=count, num_samples=len(self.places[0]) * self._trainer.own_share[1])
-
-    def beat(self) -> None:
-        self._trainer.beat()
 
 
 def _derived_seed(*parts: int) -> int:
