@@ -1,5 +1,6 @@
 """Fake planner, engine and leases for tests of the executor, which then needs no gang."""
 
+import math
 import random
 from concurrent.futures import Future
 from dataclasses import replace
@@ -232,6 +233,10 @@ class Bench:
 
     def entry(self, job, *profiles):
         return JobTableEntry(job_in_batch=job, job=job, profiles=profiles, paths=self.paths)
+
+    def make_no_forecasts(self):
+        """Saves a third of the time: by the clocks of gangs forecasts take none, and more are made than in a run."""
+        self.executor._forecaster._free_s = math.inf
 
     def read_journal(self):
         """Reads the state of the jobs again, as another executor would."""

@@ -124,8 +124,7 @@ class Swept:
         self.notices = []
         self.sweep_scheduler = SweepScheduler(asked, stop_rules=stop_rules, notice=self.notices.append, clock=clock)
         self.bench = Bench(folder, self.jobs, runner=runner or Gangs(), steering=self.sweep_scheduler)
-        # Forecasts take a fifth of the time: by these clocks they take none, so that one would be made at each event.
-        self.bench.executor._forecaster._free_s = math.inf
+        self.bench.make_no_forecasts()
         if dies_after is not None:
             self.bench.executor._inbox = DyingInbox(self.bench.runner, dies_after)
 

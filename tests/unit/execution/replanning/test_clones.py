@@ -54,6 +54,7 @@ def ends_after(folder, seed, *, is_cloned):
 
     if is_cloned:
         gangs.at(at_s, clone)
+    bench.make_no_forecasts()
     assert bench.run()
     assert set(bench.statuses.values()) == {JobStatus.DONE}
     return gangs.now_s, prices, bench

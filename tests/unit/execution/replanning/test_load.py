@@ -41,6 +41,7 @@ def three_fine_tunes(folder, *, load, measured_load=lambda load: load, num_steps
         folder, [job(name, num_steps=num_steps) for name in names], engine,
         make_plan=lambda problem: solve(problem, work_s=0.02, time_limit_s=600.0), policy=POLICY, profiles=profiles,
     )  # fmt: skip
+    bench.make_no_forecasts()
     assert bench.run()
     return bench
 
