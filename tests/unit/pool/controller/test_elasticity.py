@@ -207,7 +207,7 @@ def check_that_cheap_nodes_come(database, engine, monkeypatch, caplog, *, profil
     monkeypatch.setattr(node_scaler, "in_a_thread", lambda name, run: at_once(run))
     prices = NodePrices(per_node_hour=0.001, per_hour_earlier=1000.0)
     pool = PoolBench(database, Clock(), engine=engine, elasticity=replace(OPTIONS, prices=prices))
-    pool.submit(submission(jobs=tuple("abcdef"), num_steps=300, profiles=profiles))
+    pool.submit(submission(jobs=tuple("abcdef"), num_steps=100, profiles=profiles))
     run(pool)
     assert pool.statuses() == dict.fromkeys("abcdef", JobStatus.DONE)
     assert "could not be computed" not in caplog.text
