@@ -21,7 +21,7 @@ COMMANDS: Mapping[str, Sequence[Callable[..., None]]] = {
         *(pool.submit, observing.status, observing.watch, observing.logs),
     ),
     PLAN: (
-        *(running.profile, planning.plan, planning.check, planning.whatif),
+        *(running.profile, planning.plan, planning.check),
         *(observing.techniques, observing.schema_command()),
     ),
     POOL: (pool.up, pool.down),

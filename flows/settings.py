@@ -30,7 +30,7 @@ from ringmaster.text import enumerated, message_of
 if TYPE_CHECKING:
     from ringmaster.model_lineage.ledger.ledger import Ledger
     from ringmaster.model_lineage.mlflow_calls import OutageRetry
-    from ringmaster.tasks.planning.whatif.nodes import NodePrices
+    from ringmaster.tasks.planning.node_prices import NodePrices
     from ringmaster.tasks.pool.node_scaler import ElasticityOptions
 
 
@@ -333,7 +333,7 @@ def most_flow_runs() -> int:
 
 
 def _node_prices() -> NodePrices | None:
-    from ringmaster.tasks.planning.whatif.nodes import NodePrices
+    from ringmaster.tasks.planning.node_prices import NodePrices
 
     value = os.environ.get(NODE_PRICES)
     if not value:

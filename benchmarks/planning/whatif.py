@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from random import Random
 
 from benchmarks.planning.problems import Maker, drawn, ruled
-from ringmaster.tasks.planning import Problem, solve, verify
-from ringmaster.tasks.planning.whatif.answers import section
-from ringmaster.tasks.planning.whatif.gains import (
+from ringmaster.features.what_if.answers import section
+from ringmaster.features.what_if.gains import (
     Change,
     FewerJobs,
     MoreDevices,
@@ -21,6 +20,7 @@ from ringmaster.tasks.planning.whatif.gains import (
     WhatIf,
     dependents,
 )
+from ringmaster.tasks.planning import Problem, solve, verify
 
 WORK_S = 1.0  # of each plan: small, so that a hundred draws take minutes
 TOLERANCE = 1e-6  # share of the makespan

@@ -34,8 +34,8 @@ from ringmaster.tasks.planning.fusion import Fusion
 from ringmaster.tasks.planning.objectives import HOUR_S
 from ringmaster.tasks.planning.series_bands import power_sentence
 from ringmaster.tasks.planning.term_features import worth_in_words
-from ringmaster.tasks.planning.whatif.answers import TITLE, section
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder
+from ringmaster.tasks.recording.record_hooks import plan_sentences
 from ringmaster.tasks.timeline.prefect_artifacts import DRAW_EVERY_S, tolerant, write_artifact
 from ringmaster.techniques.processes.gang_events import EvaluationReported
 from ringmaster.text import markdown, markdown_table
@@ -218,7 +218,7 @@ def show_plan(
 
     device: the kind of the cluster's devices. is_measured: whether all runtimes were measured.
     """
-    gains = section(plan, problem, device=device) if plan.best_bound_s is not None else []
+    gains = plan_sentences(plan, problem, device=device) if plan.best_bound_s is not None else []
     gains += worth_in_words(problem)
     page = plan_markdown(plan, problem, prediction, gains=gains, is_measured=is_measured)
     create_markdown_artifact(key="plan", markdown=page, description="The plan, as a Gantt chart")
@@ -252,6 +252,7 @@ def plan_markdown(
     bound = f", lower bound {plan.best_bound_s:.1f} s" if is_measured and plan.best_bound_s is not None else ""
     gap = "" if plan.gap is None else f", at most {plan.gap:.2%} above the best plan with these runtimes"
     how = "measured" if is_measured else "predicted"
+    gain_lines = [f"- {markdown(line)}" for line in gains]
     size = f"{counted(len(problem.jobs), 'job')} on {counted(problem.num_devices, 'device')}"
     lines = [
         f"# Plan of {markdown(problem.name)}",
@@ -264,7 +265,7 @@ def plan_markdown(
         "",
         f"![Gantt chart](data:image/svg+xml;base64,{picture})",
         "",
-        *([f"## {TITLE}", "", *(f"- {markdown(line)}" for line in gains), "", "## Segments", ""] if gains else []),
+        *(["## What more devices would gain", "", *gain_lines, "", "## Segments", ""] if gain_lines else []),
     ]
     rows = []
     for segment in plan.segments:

@@ -48,11 +48,11 @@ from ringmaster.tasks.planning.objectives import (
 )
 from ringmaster.tasks.planning.series_bands import power_sentence
 from ringmaster.tasks.planning.term_features import DeviceUse
-from ringmaster.tasks.planning.whatif.answers import section
 from ringmaster.tasks.pool.active_batches import with_features_of_pool
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.profiling.search import planning_problem
 from ringmaster.tasks.profiling.stage import ProfilingResult, TrialPolicy, profile_jobs
+from ringmaster.tasks.recording.record_hooks import plan_sentences
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.techniques.profiles import PREDICTED
@@ -363,7 +363,7 @@ def _planned(
     options = {job: (*own, *profiled.groups.get(job, ())) for job, own in profiled.profiles.items()}
     rough = {s.job for s in plan.segments if options[s.job][s.option].source == PREDICTED}
     predicted = tuple(job.name for job in jobs if job.name in rough)
-    gains = tuple(section(plan, without_deadlines(problem, late), device=cluster.device_kind()))
+    gains = tuple(plan_sentences(plan, without_deadlines(problem, late), device=cluster.device_kind()))
     result = replace(result, are_measured=are_measured(options))
     return replace(result, problem=problem, plan=plan, predicted=predicted, fused=fused, late=late, gains=gains)
 

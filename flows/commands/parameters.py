@@ -1,11 +1,15 @@
-"""Parameters that features add to the commands of others."""
+"""Parameters of commands: those that features add to the commands of others, and times that people write."""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable
+from datetime import datetime, timedelta
 from typing import Any
+
+from ringmaster.errors import InputError
 
 
 def with_parameters(
@@ -39,3 +43,27 @@ def internal(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]
         return command
 
     return without_parameters
+
+
+UNITS_S = {"d": 86_400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "": 1.0}
+CLOCK = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)")
+DURATION = re.compile(r"(\d+(?:\.\d+)?)([dhms]?)")
+
+
+def seconds_until(text: str, *, now: datetime | None = None) -> float:
+    """Returns the seconds from now to a time of the day, or of a duration such as 6h, 1h30m or 3600.
+
+    A time of the day that is over is that of tomorrow. Raises InputError where the text is neither.
+    """
+    now = now or datetime.now().astimezone()
+    if result := CLOCK.fullmatch(text):
+        then = now.replace(hour=int(result[1]), minute=int(result[2]), second=0, microsecond=0)
+        return ((then if then > now else then + timedelta(days=1)) - now).total_seconds()
+    parts = DURATION.findall(text)
+    if parts and "".join(number + unit for number, unit in parts) == text:
+        seconds = sum(float(number) * UNITS_S[unit] for number, unit in parts)
+        if seconds > 0:
+            return seconds
+    raise InputError(
+        [f"--deadline {text!r} is not a valid time. To fix: give a time of the day, 06:00, or 6h, 90m or 3600"]
+    )

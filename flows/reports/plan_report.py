@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Column, Table
@@ -19,17 +18,6 @@ from ringmaster.tasks.planning.durations import compared_with_plan, counted, sec
 from ringmaster.tasks.planning.gantt import COLOURS, axis, job_lines, margin_of, rows
 from ringmaster.tasks.planning.plans.plan import Segment
 from ringmaster.tasks.planning.series_bands import power_sentence
-from ringmaster.tasks.planning.whatif.answers import (
-    answer_deadline,
-    deadline_json,
-    deadline_lines,
-    explain,
-    explanation_json,
-    explanation_lines,
-    gain_json,
-    gain_lines,
-    proof_text,
-)
 from ringmaster.techniques.metric import metrics_text
 from ringmaster.techniques.processes.gang_events import NUM_ROWS
 
@@ -37,7 +25,6 @@ if TYPE_CHECKING:
     from ringmaster.flows.batch.result import BatchResult
     from ringmaster.tasks.execution.execution_events import Prediction
     from ringmaster.tasks.planning import Plan, Problem
-    from ringmaster.tasks.planning.whatif.gains import Change, Deadline, WhatIf
 
 
 MAX_DEVICES = 64  # rows that a person still reads
@@ -81,52 +68,6 @@ def print_gantt(plan: Plan, problem: Problem, console: Console) -> None:
     console.print()
     for job, text in zip(problem.jobs, job_lines(plan, problem, console.width), strict=True):
         console.print(Text.assemble(styled(text[:1], f"bold {colour[job.id]}"), styled(text[1:])), soft_wrap=True)
-
-
-def answer_questions(
-    what_if: WhatIf,
-    changes: Iterable[Change],
-    deadlines: Iterable[Deadline],
-    *,
-    is_explained: bool,
-    are_measured: bool | None,
-    limits: Mapping[str, Any] | None,
-    say: Callable[[str], object],
-) -> dict[str, Any]:
-    """Answers what changes gain, and whether all jobs can end in time; prints each sentence as soon as it is known.
-
-    is_explained: whether to print which nodes and jobs decide when the last job ends.
-    are_measured: whether all runtimes of the problem were measured; None where that is not known.
-    limits: of each search for a new plan; None for no search.
-
-    Returns what `whatif --json` prints.
-    """
-
-    def say_all(lines: Iterable[str]) -> None:
-        for line in lines:
-            say(line)
-
-    end, bound = seconds_text(what_if.makespan_s), seconds_text(what_if.bound_s)
-    proof = proof_text(are_measured=are_measured)
-    say(f"The plan ends after {end}; no plan ends before {bound}, {proof}.")
-    answers = []
-    for change in changes:
-        gain = what_if.gain(change)
-        say_all(gain_lines(gain, what_if, proof=proof))
-        if limits is not None:
-            gain = what_if.planned(gain, **limits)
-            say_all(gain_lines(gain, what_if, proof=proof))
-        answers.append(gain_json(gain))
-    for deadline in deadlines:
-        answer = answer_deadline(what_if, deadline, None if limits is None else partial(what_if.planned, **limits))
-        say_all(deadline_lines(answer, proof=proof))
-        answers.append(deadline_json(answer))
-    result = {"makespan_s": what_if.makespan_s, "lower_bound_s": what_if.bound_s, "answers": answers}
-    if is_explained:
-        explanation = explain(what_if)
-        say_all(explanation_lines(explanation))
-        result["explanation"] = explanation_json(explanation)
-    return result
 
 
 def interval_text(prediction: Prediction) -> str:

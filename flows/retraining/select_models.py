@@ -31,11 +31,11 @@ from ringmaster.tasks.planning.fusion import checked_fusion, groups_of
 from ringmaster.tasks.planning.gantt import render_svg
 from ringmaster.tasks.planning.objectives import PlanningTerms
 from ringmaster.tasks.planning.term_features import terms_features
-from ringmaster.tasks.planning.whatif.answers import section
 from ringmaster.tasks.pool.active_batches import with_features_of_pool
 from ringmaster.tasks.profiling.search import planning_problem
 from ringmaster.tasks.profiling.stage import ProfilingResult, groups_of_some
 from ringmaster.tasks.profiling.task import profile_task
+from ringmaster.tasks.recording.record_hooks import plan_sentences
 from ringmaster.tasks.retraining import drift
 from ringmaster.tasks.retraining.drift import Drift, TrainingRecord, drifts_of
 from ringmaster.tasks.retraining.production import ProductionModel, with_tokenizer_of
@@ -419,7 +419,7 @@ def _plan_selection(run: RetrainingRun, checks: Mapping[str, InspectedModel]) ->
             groups_of(choice.plan, problem),
             IN_MONEY if has_prices(problem) else limits.unit,
         ),
-        gains=section(choice.plan, problem, device=context.cluster.device_kind()),
+        gains=plan_sentences(choice.plan, problem, device=context.cluster.device_kind()),
         svg=render_svg(choice.plan, problem),
     )
 

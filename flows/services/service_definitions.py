@@ -32,7 +32,7 @@ from ringmaster.flows.services.serving import ALLOWED_HOSTS, hosts_of, in_url, i
 from ringmaster.model_lineage import QUIET_ENVIRONMENT
 from ringmaster.model_lineage.mlflow_calls import tensors_uri
 from ringmaster.model_lineage.sqlite_files import sqlite_url
-from ringmaster.tasks.planning.whatif.nodes import NodePrices
+from ringmaster.tasks.planning.node_prices import NodePrices
 from ringmaster.tasks.pool.engines import CONTROLLER, EngineOptions, Service
 
 if TYPE_CHECKING:

@@ -25,8 +25,8 @@ from ringmaster.tasks.execution.known_nodes import EMPTY_BEFORE_S, KnownNodes
 from ringmaster.tasks.execution.replan_policy import runnable, runs_on
 from ringmaster.tasks.planning import Plan, Problem, solve
 from ringmaster.tasks.planning.fusion import bounded
+from ringmaster.tasks.planning.node_prices import NodePrices, NodesWorth, nodes_worth
 from ringmaster.tasks.planning.problems.problem_parts import PlanningNode
-from ringmaster.tasks.planning.whatif.nodes import NodePrices, NodesWorth, nodes_worth
 from ringmaster.tasks.pool.engines import DEFAULT_IDLE_S
 from ringmaster.tasks.profiling.search import planning_problem
 

@@ -10,6 +10,7 @@ from typing import Any
 from ringmaster.features import listed
 from ringmaster.model_lineage.records import MetricPoint
 from ringmaster.tasks.batch import Batch
+from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.storage.journal import JobRecord, Journal
 from ringmaster.techniques import Job
 from ringmaster.techniques.processes.gang_events import EvaluationReported, Steps
@@ -88,9 +89,18 @@ class RecordHook:
         """Yields what a terminal shows of it at the end."""
         yield from ()
 
+    def plan_sentences(self, plan: Plan, problem: Problem, *, device: str) -> Iterator[str]:
+        """Yields what pages of a plan say of it besides. device: the kind of the devices, where nodes have no types."""
+        yield from ()
+
     def listeners(self, batch: Batch, *, notice: Notice) -> Iterator[RunListener]:
         """Yields what follows the records of a batch. notice: shows a line to the user, from any thread."""
         yield from ()
+
+
+def plan_sentences(plan: Plan, problem: Problem, *, device: str) -> list[str]:
+    """Returns what features say of a plan, for its pages; see `RecordHook.plan_sentences`."""
+    return [line for hook in record_hooks() for line in hook.plan_sentences(plan, problem, device=device)]
 
 
 def record_hooks() -> Iterator[RecordHook]:

@@ -16,7 +16,6 @@ from ringmaster.codec import SINCE_LATER, finite, to_json
 from ringmaster.features import listed
 from ringmaster.model_lineage.records import KEPT, PROMOTED
 from ringmaster.tasks.planning.objectives import HOUR_S
-from ringmaster.tasks.planning.whatif.answers import TITLE as GAINS_TITLE
 from ringmaster.tasks.retraining.selection import day_text
 from ringmaster.text import page_template
 
@@ -81,7 +80,7 @@ of what was not known yet{% else %}nothing{% endif %}.
 {% endif %}
 {% if run.gains %}
 
-## {{ gains_title }}
+## What more devices would gain
 
 {% for gain in run.gains %}
 - {{ gain | markdown }}
@@ -220,7 +219,7 @@ class RetrainingReport:
     def markdown(self, *, with_picture: bool = True) -> str:
         """Returns the report as Markdown. with_picture: whether to include the plan's picture as a data URL."""
         picture = b64encode(self.svg.encode()).decode() if with_picture else ""
-        return PAGE.render(run=self, outcome_texts=OUTCOME_TEXTS, gains_title=GAINS_TITLE, day=day_text, svg=picture)
+        return PAGE.render(run=self, outcome_texts=OUTCOME_TEXTS, day=day_text, svg=picture)
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain values, without the picture and the batch."""

@@ -11,7 +11,8 @@ from ringmaster.errors import InputError
 from ringmaster.features.quotas import commands
 from ringmaster.features.quotas.job import UserQuota
 from ringmaster.features.quotas.pool_quotas import quotas_of_pool
-from ringmaster.flows.commands import planning
+from ringmaster.features.what_if.commands import whatif
+from ringmaster.flows.commands.parameters import internal
 from ringmaster.flows.pool.batch_requests import open_database, pool_address
 from tests.unit.pool.bench import set_pool
 
@@ -32,9 +33,7 @@ def run(command, *arguments):
 def test_a_quota_that_cannot_grow_is_refused(tmp_path, option, says):
     problem = tmp_path / "problem.json"
     problem.write_text(json.dumps(draw("tiny-4x2").to_json()))
-    error = run(
-        commands.with_more_quotas(planning.whatif), problem, "--work", 0.1, "--at-once", "--add-quota", option
-    ).exception
+    error = run(commands.with_more_quotas(whatif), problem, "--work", 0.1, "--at-once", "--add-quota", option).exception
     assert isinstance(error, InputError)
     assert says in str(error)
 
@@ -47,7 +46,7 @@ def started(when_up=None):
 
 def test_quotas_are_set_once_the_pool_is_up(tmp_path, monkeypatch):
     set_pool(monkeypatch, tmp_path)
-    up = commands.with_quotas(planning.internal("when_up")(started))
+    up = commands.with_quotas(internal("when_up")(started))
     assert isinstance(run(up, "--quota", "ana:4", "--quota", "ben").exception, InputError)
     done = run(up, "--quota", "ana:4", "--quota", "ben:50%")
     assert done.exit_code == 0, done.output

@@ -12,6 +12,8 @@ from ringmaster.errors import ProblemError
 from ringmaster.features.quotas.job import UserQuota
 from ringmaster.features.quotas.quota_worth import MoreQuota, quota_lines, quota_prices
 from ringmaster.features.quotas.terms import Quotas
+from ringmaster.features.what_if.answers import explain, explanation_lines, gain_json, gain_lines
+from ringmaster.features.what_if.gains import WhatIf
 from ringmaster.tasks.execution.dispatch import NO_LIMITS, PlannedSegment, UserLimits, end_of, startable_segments
 from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, Problem, Segment, solve, verify
 from ringmaster.tasks.planning.bounds.bounds import certified_bound, preemptive_bound
@@ -19,8 +21,6 @@ from ringmaster.tasks.planning.bounds.job_costs import earliest_ends_s
 from ringmaster.tasks.planning.fusion import choose_groups
 from ringmaster.tasks.planning.objectives import PlanningTerms
 from ringmaster.tasks.planning.plans.list_scheduling import BASELINES, SharedAmount, current_practice
-from ringmaster.tasks.planning.whatif.answers import explain, explanation_lines, gain_json, gain_lines
-from ringmaster.tasks.planning.whatif.gains import WhatIf
 from tests.drawing import draws
 from tests.unit.planning.draw import problems
 from tests.unit.planning.test_whole_problem import whole_problems

@@ -258,6 +258,7 @@ OF_FEATURES = {
     "drawing": ("techniques", "tasks"),
     "model_card": ("techniques", "model_lineage"),
     "importing": ("model_lineage",),
+    **dict.fromkeys(("gains", "answers"), ("tasks",)),
     "engine_folders": ("techniques", "model_lineage"),
     "hub_folder": PACKAGES,
     "retraining": PACKAGES,

@@ -9,12 +9,12 @@ from ringmaster.errors import ProblemError
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
 from ringmaster.tasks.planning.bounds.job_costs import only
 from ringmaster.tasks.planning.durations import counted, seconds_text
+from ringmaster.tasks.planning.problem_changes import ProblemChange, more
 from ringmaster.tasks.planning.problems.problem import Problem
-from ringmaster.tasks.planning.whatif.gains import Change, more
 
 
 @dataclass(frozen=True, kw_only=True)
-class MoreQuota(Change):
+class MoreQuota(ProblemChange):
     """The jobs of `user` may hold `num_devices` more at a time, and those of `taken_from`, if any, as many less."""
 
     option = "add_quota"

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from ringmaster.flows.commands.models import emit_pool_alarm
-from ringmaster.flows.commands.planning import seconds_until
+from ringmaster.flows.commands.parameters import seconds_until
 from ringmaster.flows.commands.running import show_result, train_or_resume
 from ringmaster.flows.lineage.home import lineage_home
 from ringmaster.flows.output import AsJson, error_console, message, print_outcome

@@ -13,7 +13,7 @@ from ringmaster.errors import BatchFileError, ProblemError
 from ringmaster.features.tariffs.commands import with_wait, without_bounds
 from ringmaster.features.tariffs.series import DAY_S, HOUR_S, Series
 from ringmaster.features.tariffs.terms import Spending, Tariff, Tariffs
-from ringmaster.flows.commands.planning import whatif
+from ringmaster.features.what_if.commands import whatif
 from ringmaster.tasks.batch import Batch, load_batch
 from ringmaster.tasks.batch.placement import check_placement
 from ringmaster.tasks.control.batch_terms import ActiveBatch, combined_terms

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ringmaster.tasks.control.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.planning.fusion import checked_plan
-from ringmaster.tasks.planning.whatif.nodes import NodePrices
+from ringmaster.tasks.planning.node_prices import NodePrices
 from ringmaster.tasks.pool import node_scaler
 from ringmaster.tasks.pool.node_scaler import (
     DEFAULT_COME_S,

@@ -12,7 +12,7 @@ from ringmaster.features.ray.ray_engine import RayOptions
 from ringmaster.features.slurm.slurm_engine import SlurmOptions
 from ringmaster.flows import settings
 from ringmaster.flows.services.service_definitions import PoolOptions, compose, databases, engine_environment
-from ringmaster.tasks.planning.whatif.nodes import NodePrices
+from ringmaster.tasks.planning.node_prices import NodePrices
 from ringmaster.tasks.pool.engines import EngineOptions, NodeDeployment, WorkPoolOptions, engine_options
 from ringmaster.tasks.pool.node_scaler import ElasticityOptions
 

@@ -25,36 +25,14 @@ from ringmaster.tasks.planning.objectives import MAKESPAN, ends_of, without_dead
 from ringmaster.tasks.planning.plan_search import WORTH_S
 from ringmaster.tasks.planning.plans.plan import Certificate, Plan, Segment
 from ringmaster.tasks.planning.plans.verify import verify
+from ringmaster.tasks.planning.problem_changes import ProblemChange, more
 from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.tasks.planning.problems.problem_parts import PlanningNode
 from ringmaster.tasks.planning.work import WORK_S, WorkBudget
 
 
-class Change:
-    """A change of a problem, the base of frozen dataclasses. option: of `ringmaster whatif`, which asks for it."""
-
-    option: ClassVar[str]
-
-    def on(self, problem: Problem, *, node: str = "") -> Problem:
-        """Returns the changed problem.
-
-        node: the node that gets more devices; by default the first one of their type.
-
-        Raises ProblemError where the change is impossible, with what would be possible.
-        """
-        raise NotImplementedError
-
-    def in_words(self, *, node: str = "", device: str = "") -> str:
-        """Returns what is changed, such as "one more device on n0". device: the kind of the devices of the node."""
-        raise NotImplementedError
-
-    def users(self, problem: Problem) -> Collection[str]:
-        """Returns the users for whom the answer says when their jobs end."""
-        return ()
-
-
 @dataclass(frozen=True, kw_only=True)
-class MoreDevices(Change):
+class MoreDevices(ProblemChange):
     """A node has `num_devices` more. device_type: of that node; "" where all nodes have the same type."""
 
     option = "add_devices"
@@ -79,7 +57,7 @@ class MoreDevices(Change):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MoreNodes(Change):
+class MoreNodes(ProblemChange):
     """There are `num_nodes` more nodes of `num_devices` devices each."""
 
     option = "add_node"
@@ -105,7 +83,7 @@ class MoreNodes(Change):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FewerJobs(Change):
+class FewerJobs(ProblemChange):
     """The jobs are left out. Jobs that wait for them must be left out, too."""
 
     option = "without"
@@ -145,11 +123,6 @@ class Deadline:
 def type_text(device_type: str, device: str = "") -> str:
     """Returns the type of devices, or else their kind, for the end of a phrase."""
     return f" of type {device_type}" if device_type else device and f" ({device})"
-
-
-def more(number: int, what: str) -> str:
-    """Returns how many more there are, such as "one more device"."""
-    return f"one more {what}" if number == 1 else f"{number} more {what}s"
 
 
 def type_of(problem: Problem, device_type: str) -> str:
@@ -265,10 +238,10 @@ class Gain:
     bound_s: no plan of the changed problem ends before.
     makespan_s: the end of the best known plan of it; None where no plan is known.
     planned_s: what a plan that was searched for gains over the old one; None before.
-    users: of a change between users, when the jobs of each end (`Change.users`).
+    users: of a change between users, when the jobs of each end (`ProblemChange.users`).
     """
 
-    change: Change
+    change: ProblemChange
     on: str = ""
     least_s: float
     most_s: float
@@ -327,8 +300,10 @@ class WhatIf:
 
         return min((node.id for node in self.problem.nodes if node.id in every.values()), key=rounded_bound_s)
 
-    def gain(self, change: Change, *, solves_bound: bool = True) -> Gain:
-        """Returns the proved interval of what a change gains, without a search. Raises ProblemError as `Change.on`.
+    def gain(self, change: ProblemChange, *, solves_bound: bool = True) -> Gain:
+        """Returns the proved interval of what a change gains, without a search.
+
+        Raises ProblemError as `ProblemChange.on`.
 
         solves_bound: whether to solve the linear program of the bound again, which takes most of the time; else the
             plan's own prices are the bound.
@@ -370,7 +345,9 @@ class WhatIf:
         users = tuple(replace(each, planned_s=ends_s[each.user]) for each in gain.users)
         return replace(answer, planned_s=self.makespan_s - makespan_s, users=users)
 
-    def _gain(self, change: Change, *, on: str, by_prices_s: float, bound_s: float, makespan_s: float | None) -> Gain:
+    def _gain(
+        self, change: ProblemChange, *, on: str, by_prices_s: float, bound_s: float, makespan_s: float | None
+    ) -> Gain:
         most_s = max(0.0, self.makespan_s - bound_s)
         least_s = 0.0 if makespan_s is None else min(most_s, max(0.0, self.bound_s - makespan_s))
         return Gain(

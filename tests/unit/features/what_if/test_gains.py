@@ -8,10 +8,8 @@ from hypothesis import strategies as st
 
 from benchmarks.planning.families import draw
 from ringmaster.errors import ProblemError
-from ringmaster.tasks.planning import Certificate, Option, PlanningJob, PlanningNode, Problem, certified_bound, solve
-from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
-from ringmaster.tasks.planning.whatif import gains
-from ringmaster.tasks.planning.whatif.gains import (
+from ringmaster.features.what_if import gains
+from ringmaster.features.what_if.gains import (
     METHOD,
     FewerJobs,
     MoreDevices,
@@ -20,6 +18,8 @@ from ringmaster.tasks.planning.whatif.gains import (
     dependents,
     quick_plan,
 )
+from ringmaster.tasks.planning import Certificate, Option, PlanningJob, PlanningNode, Problem, certified_bound, solve
+from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
 from tests.drawing import draws
 from tests.matrix import matrix
 from tests.unit.planning.bounds.drawing import plans_of, ruled_problems

@@ -10,10 +10,11 @@ from typer.testing import CliRunner
 
 from benchmarks.planning.families import draw
 from ringmaster.errors import InputError, ProblemError
-from ringmaster.flows.commands import planning
+from ringmaster.features.what_if.commands import whatif
+from ringmaster.flows.commands import parameters, planning
 
 app = typer.Typer(pretty_exceptions_enable=False)
-app.command()(planning.whatif)
+app.command()(whatif)
 app.command()(planning.plan)
 NOW = datetime(2026, 11, 24, 22, 30)
 
@@ -117,7 +118,7 @@ def test_a_plan_of_another_problem_is_refused(files, tmp_path):
     [("06:00", 7.5 * 3600), ("22:31", 60.0), ("22:30", 86_400.0), ("6h", 21_600.0), ("1h30m", 5400.0), ("90", 90.0)],
 )
 def test_times(text, seconds):
-    assert planning.seconds_until(text, now=NOW) == seconds
+    assert parameters.seconds_until(text, now=NOW) == seconds
 
 
 BATCH = """

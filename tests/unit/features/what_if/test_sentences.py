@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.planning.families import draw
-from ringmaster.tasks.planning import Option, PlanningJob, PlanningNode, Problem, solve
-from ringmaster.tasks.planning.whatif.answers import (
+from ringmaster.features.what_if.answers import (
     costliest,
     explain,
     explanation_json,
@@ -14,7 +13,8 @@ from ringmaster.tasks.planning.whatif.answers import (
     gain_lines,
     section,
 )
-from ringmaster.tasks.planning.whatif.gains import Gain, MoreDevices, WhatIf
+from ringmaster.features.what_if.gains import Gain, MoreDevices, WhatIf
+from ringmaster.tasks.planning import Option, PlanningJob, PlanningNode, Problem, solve
 from tests.matrix import matrix
 
 LITTLE = 0.2

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringmaster.tasks.planning import Option, PlanningJob, PlanningNode, Problem, solve
+from ringmaster.tasks.planning.node_prices import HOUR_S, NodePrices, nodes_worth
 from ringmaster.tasks.planning.plans.plan import Plan, Segment
-from ringmaster.tasks.planning.whatif.nodes import HOUR_S, NodePrices, nodes_worth
 
 COME_S = 60.0
 

@@ -3,22 +3,24 @@
 import heapq
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 from ringmaster.codec import to_json
 from ringmaster.errors import ProblemError
+from ringmaster.features.what_if import gains
 from ringmaster.tasks.planning.bounds.bounds import costs_of, preemptive_bound
 from ringmaster.tasks.planning.bounds.job_costs import earliest_ends_s
 from ringmaster.tasks.planning.bounds.windows import Rate, costs_of_jobs, rates_of_jobs, rates_of_nodes
 from ringmaster.tasks.planning.durations import counted, seconds_text
 from ringmaster.tasks.planning.objectives import MAKESPAN
 from ringmaster.tasks.planning.plans.plan import Certificate, Plan, WindowPrices
+from ringmaster.tasks.planning.problem_changes import ProblemChange
 from ringmaster.tasks.planning.problems.problem import Problem
 from ringmaster.tasks.planning.problems.problem_parts import MAX_DEVICES, PlanningNode
-from ringmaster.tasks.planning.whatif import gains
 from ringmaster.text import enumerated
 
 MAX_EXPLAINED = 10  # whose costs are explained
@@ -288,7 +290,6 @@ def _is_in_time(makespan_s: float | None, due_s: float) -> bool:
     return makespan_s is not None and makespan_s <= due_s * (1 + SAME)
 
 
-TITLE = "What more devices would gain"
 MIN_MAKESPAN_S = 300.0  # shorter batches are over before more devices could come, and their gains are noise
 MAX_JOBS = 3  # whose costs a report shows
 MAX_GAP = 0.05  # of the plan above its bound, as a share of the makespan
@@ -313,7 +314,7 @@ def section(plan: Plan, problem: Problem, *, device: str = "") -> list[str]:
     if what_if.makespan_s - what_if.bound_s > MAX_GAP * what_if.makespan_s:
         return []
     unit = unit_of(problem)
-    changes: list[gains.Change] = [gains.MoreDevices(num_devices=1, device_type=unit.device_type)]
+    changes: list[ProblemChange] = [gains.MoreDevices(num_devices=1, device_type=unit.device_type)]
     changes += [unit] if isinstance(unit, gains.MoreNodes) else []
     # A bound by windows takes tenths of a second, and there is no quick plan for such problems anyway.
     renewed = what_if.certificate.windows is None
@@ -443,7 +444,7 @@ def _between(gain: gains.Gain) -> str:
     return least if least == most else f"{least.split()[0]} to {most}"
 
 
-def question_json(question: gains.Change | gains.Deadline) -> dict[str, Any]:
+def question_json(question: ProblemChange | gains.Deadline) -> dict[str, Any]:
     """Returns a question under the name of its option."""
     return {"question": question.option, **to_json(question)}
 
@@ -498,3 +499,49 @@ def explanation_json(explanation: Explanation) -> dict[str, Any]:
         },
         "jobs": [{"job": cost.job, **gain_json(cost.gain)} for cost in explanation.jobs],
     }
+
+
+def answer_questions(
+    what_if: gains.WhatIf,
+    changes: Iterable[ProblemChange],
+    deadlines: Iterable[gains.Deadline],
+    *,
+    is_explained: bool,
+    are_measured: bool | None,
+    limits: Mapping[str, Any] | None,
+    say: Callable[[str], object],
+) -> dict[str, Any]:
+    """Answers what changes gain, and whether all jobs can end in time; prints each sentence as soon as it is known.
+
+    is_explained: whether to print which nodes and jobs decide when the last job ends.
+    are_measured: whether all runtimes of the problem were measured; None where that is not known.
+    limits: of each search for a new plan; None for no search.
+
+    Returns what `whatif --json` prints.
+    """
+
+    def say_all(lines: Iterable[str]) -> None:
+        for line in lines:
+            say(line)
+
+    end, bound = seconds_text(what_if.makespan_s), seconds_text(what_if.bound_s)
+    proof = proof_text(are_measured=are_measured)
+    say(f"The plan ends after {end}; no plan ends before {bound}, {proof}.")
+    answers = []
+    for change in changes:
+        gain = what_if.gain(change)
+        say_all(gain_lines(gain, what_if, proof=proof))
+        if limits is not None:
+            gain = what_if.planned(gain, **limits)
+            say_all(gain_lines(gain, what_if, proof=proof))
+        answers.append(gain_json(gain))
+    for deadline in deadlines:
+        answer = answer_deadline(what_if, deadline, None if limits is None else partial(what_if.planned, **limits))
+        say_all(deadline_lines(answer, proof=proof))
+        answers.append(deadline_json(answer))
+    result = {"makespan_s": what_if.makespan_s, "lower_bound_s": what_if.bound_s, "answers": answers}
+    if is_explained:
+        explanation = explain(what_if)
+        say_all(explanation_lines(explanation))
+        result["explanation"] = explanation_json(explanation)
+    return result

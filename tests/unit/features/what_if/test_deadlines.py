@@ -4,9 +4,9 @@ from functools import partial
 
 import pytest
 
+from ringmaster.features.what_if.answers import DeadlineVerdict, answer_deadline, deadline_lines, times
+from ringmaster.features.what_if.gains import Deadline, MoreDevices, MoreNodes, WhatIf
 from ringmaster.tasks.planning import Option, PlanningJob, PlanningNode, Problem, solve
-from ringmaster.tasks.planning.whatif.answers import DeadlineVerdict, answer_deadline, deadline_lines, times
-from ringmaster.tasks.planning.whatif.gains import Deadline, MoreDevices, MoreNodes, WhatIf
 
 LITTLE = 0.2
 JOBS = tuple(PlanningJob(f"j{i}", (Option("single", 1, 3600.0),)) for i in range(12))
