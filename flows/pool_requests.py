@@ -18,7 +18,8 @@ from ringmaster.flows.job_forms import JobForm, job_forms
 from ringmaster.flows.pool import batch_requests
 from ringmaster.flows.train_batch import train_batch
 from ringmaster.tasks.batch import Batch, parse_batch
-from ringmaster.tasks.storage.journal import FLOW_RUN_PAGE, Journal
+from ringmaster.tasks.storage.fact_keys import FLOW_RUN_PAGE
+from ringmaster.tasks.storage.journal import Journal
 from ringmaster.techniques.job_features import NAME_PATTERN
 from ringmaster.text import printable
 

@@ -16,29 +16,29 @@ from pathlib import Path
 from ringmaster.codec import to_json
 from ringmaster.flows import settings
 from ringmaster.flows.batch.artifacts import show_records
-from ringmaster.flows.batch.result import (
-    PROFILING,
-    SINCE,
-    BatchResult,
-    ProfilingCost,
-    collect,
-    finish_records,
-    report_refusals,
-)
-from ringmaster.flows.batch.run_folder import IS_OVER, is_done_and_recorded, share_models
+from ringmaster.flows.batch.result import BatchResult, ProfilingCost, collect, finish_records, report_refusals
+from ringmaster.flows.batch.run_folder import is_done_and_recorded, share_models
 from ringmaster.flows.reports.progress import View
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.adaptation_rules import with_orphans
-from ringmaster.tasks.execution.execution_events import FIRST_PREDICTION, NEWEST_PREDICTION, Listener, PlanUpdate
+from ringmaster.tasks.execution.execution_events import Listener, PlanUpdate
 from ringmaster.tasks.execution.job_table import jobs_left
 from ringmaster.tasks.profiling.preflight_runs import distinct
 from ringmaster.tasks.profiling.stage import ProfilingResult
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder
 from ringmaster.tasks.recording.mlflow_writer import JobsToRecord
+from ringmaster.tasks.storage.fact_keys import (
+    FIRST_PREDICTION,
+    IS_OVER,
+    IS_RECORDED,
+    NEWEST_PREDICTION,
+    PREFLIGHTS,
+    PROFILING,
+    SINCE,
+    STATUS,
+)
 from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, Journal
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
-
-PREFLIGHTS = "inspected"  # the fact (a name of earlier releases): what was found of the jobs, `EquivalentJobs`
 
 
 class BatchRun(ABC):
@@ -132,14 +132,14 @@ class BatchRun(ABC):
     def _close_records(self, result: BatchResult) -> BatchResult:
         """Records the result, and waits; returns it with the URIs of the models, and what could not be recorded."""
         self._is_closed = True
-        self.journal.put("status", result.status)
+        self.journal.put(STATUS, result.status)
         finish_records(self._recorder, result)
         faults = self._listener_faults
         lost = [fault for listener, fault in faults.items() if listener == self._recorder.listen]
         for fault in faults.values():
             self.view.say(f"{fault}; the log has the traceback")
         unrecorded = self._recorder.close(timeout_s=self.record_timeout_s)
-        self.journal.put("is_recorded", self._recorder.is_complete and not lost)
+        self.journal.put(IS_RECORDED, self._recorder.is_complete and not lost)
         if self._scheduler is not None:
             self._scheduler.close(run_id=self._recorder.run_of())
         uris = {name: record.model_uri for name, record in self.journal.jobs().items()}
@@ -166,5 +166,5 @@ def resume_jobs(journal: Journal, names: Iterable[str], *, is_reported: bool) ->
     if left:
         for key in (FIRST_PREDICTION, NEWEST_PREDICTION):
             journal.remove(key)
-        journal.put_all({SINCE: journal.clock(), "is_recorded": False, IS_OVER: False})
+        journal.put_all({SINCE: journal.clock(), IS_RECORDED: False, IS_OVER: False})
     return bool(left)

@@ -17,14 +17,14 @@ from ringmaster.flows.batch.artifacts import plan_markdown
 from ringmaster.flows.batch.batch_input import BatchInput, as_batch
 from ringmaster.flows.batch.context import NodeContext, open_node_context, profiled_at
 from ringmaster.flows.batch.local_run import PLANNING_WORK_S
-from ringmaster.flows.batch.result import STARTED, are_measured, report_refusals
+from ringmaster.flows.batch.result import are_measured, report_refusals
 from ringmaster.flows.batch.run_folder import folder_to_resume, resumed_batch
 from ringmaster.flows.batch.run_options import Profiles
 from ringmaster.flows.caller import Caller
 from ringmaster.flows.dated_runs import stamped_folder
 from ringmaster.flows.pool.batch_requests import check_terms
 from ringmaster.flows.pool.own_node import healthy
-from ringmaster.flows.pool.profiling import TRIALS, keeping_a_node, profile_on_pool, serving
+from ringmaster.flows.pool.profiling import keeping_a_node, profile_on_pool, serving
 from ringmaster.flows.reports.plan_report import interval_text
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.batch.adaptation_rules import with_orphans
@@ -54,6 +54,7 @@ from ringmaster.tasks.profiling.search import planning_problem
 from ringmaster.tasks.profiling.stage import ProfilingResult, TrialPolicy, profile_jobs
 from ringmaster.tasks.recording.record_hooks import plan_sentences
 from ringmaster.tasks.storage.database import Database
+from ringmaster.tasks.storage.fact_keys import BATCH, STARTED, TRIALS
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.techniques.profiles import PREDICTED
 from ringmaster.text import enumerated, markdown
@@ -79,7 +80,7 @@ class WorkLeft:
     @classmethod
     def of(cls, journal: Journal, *, run: str, batch: Batch | None = None) -> Self:
         """Returns what is left of a run that has begun. batch: as it is resumed; None for as it was begun."""
-        batch, records = batch or Batch.from_json(journal.get("batch")), journal.jobs()
+        batch, records = batch or Batch.from_json(journal.get(BATCH)), journal.jobs()
         jobs = (*batch.jobs, *added_jobs(records))
         names = tuple(job.name for job in batch.jobs)
         started_s = float(journal.get(STARTED) or time.time())
@@ -308,7 +309,7 @@ def _profile_on(
     journal = Journal(database, batch=key)
     with keeping_a_node(Requests(database)):
         cluster = Cluster(nodes=tuple(healthy(node) for node in serving(batch, database, notice=caller.view.notice)))
-        journal.put_all({"batch": batch.to_json(), TRIALS: policy})
+        journal.put_all({BATCH: batch.to_json(), TRIALS: policy})
         try:
             return profile_on_pool(batch, key=key, database=database, caller=caller), cluster
         finally:

@@ -13,7 +13,8 @@ from ringmaster.tasks.planning.fusion import Fusion, as_executed, choose_groups,
 from ringmaster.tasks.planning.plans.list_scheduling import current_practice
 from ringmaster.tasks.profiling.search import planning_problem
 from ringmaster.tasks.profiling.stage import ProfilingResult
-from ringmaster.tasks.storage.journal import ENDED, FUSION, GroupDecision, JobRecord, Journal
+from ringmaster.tasks.storage.fact_keys import FUSION
+from ringmaster.tasks.storage.journal import ENDED, GroupDecision, JobRecord, Journal
 from ringmaster.techniques import Job, Profile
 
 

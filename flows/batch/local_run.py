@@ -14,14 +14,12 @@ from ringmaster.errors import InputError, LedgerError, ProblemError, Untrainable
 from ringmaster.files import write_patience_s
 from ringmaster.flows import settings
 from ringmaster.flows.batch.artifacts import DecisionArtifact, flow_run_page, show_plan
-from ringmaster.flows.batch.batch_run import PREFLIGHTS, BatchRun, resume_jobs
+from ringmaster.flows.batch.batch_run import BatchRun, resume_jobs
 from ringmaster.flows.batch.context import NodeContext, open_node_context, profiled_at
 from ringmaster.flows.batch.flow_runs import as_task, current_flow_run, is_started_by_prefect, root_run
 from ringmaster.flows.batch.group_choice import choose_job_groups, goals_in
-from ringmaster.flows.batch.result import SINCE, STARTED, are_measured, failure_reporter, log_decision
+from ringmaster.flows.batch.result import are_measured, failure_reporter, log_decision
 from ringmaster.flows.batch.run_folder import (
-    FLOW_RUNS,
-    IS_OVER,
     checkpoint_root_of,
     exclusive_lock,
     folder_of_flow_run,
@@ -43,7 +41,7 @@ from ringmaster.tasks.cluster import Cluster, Node, kind_of
 from ringmaster.tasks.control.batch_terms import ALONE, ActiveBatch, combined_terms, past_use
 from ringmaster.tasks.control.request_handler import RequestHandler
 from ringmaster.tasks.execution.engine import EngineContext
-from ringmaster.tasks.execution.execution_events import FIRST_PREDICTION, JobEnded, Listener, PlanUpdate
+from ringmaster.tasks.execution.execution_events import JobEnded, Listener, PlanUpdate
 from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.forecast import ForecastConditions, predict_plan
 from ringmaster.tasks.execution.job_rows import JobTableEntry
@@ -63,16 +61,19 @@ from ringmaster.tasks.profiling.preflight_runs import EquivalentJobs
 from ringmaster.tasks.profiling.search import planning_problem
 from ringmaster.tasks.profiling.stage import ProfilingResult, profile_jobs
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder
-from ringmaster.tasks.storage.journal import (
+from ringmaster.tasks.storage.fact_keys import (
+    BATCH,
     CLOCK,
-    ENDED,
+    FIRST_PREDICTION,
     FLOW_RUN_PAGE,
+    FLOW_RUNS,
     IS_MEASURED,
-    JobRecord,
-    JobStatus,
-    Journal,
-    begin_jobs,
+    IS_OVER,
+    PREFLIGHTS,
+    SINCE,
+    STARTED,
 )
+from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, Journal, begin_jobs
 from ringmaster.tasks.storage.quarantine import Quarantine
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.tasks.timeline.prefect_artifacts import GanttArtifact, ProgressArtifact
@@ -118,7 +119,7 @@ def open_local_run(
         node_context = node_context.with_models(journal)
         environment = node_context.environment
         checkpoint_root = checkpoint_root_of(journal, resume=resumed is not None)
-        journal.put_all({"batch": batch.to_json(), FLOW_RUNS: flow_runs})
+        journal.put_all({BATCH: batch.to_json(), FLOW_RUNS: flow_runs})
         mark_started(batch, home)
         run_paths = RunPaths(
             folder=folder,
@@ -448,7 +449,7 @@ class LocalRun(BatchRun):
         except ProblemError as error:
             if not self.batch.deadlines_s or problem.budgets:
                 raise
-            so_far_s = self.journal.clock() - float(self.journal.get("started_s"))
+            so_far_s = self.journal.clock() - float(self.journal.get(STARTED))
             faults = [f"{fault} (seconds from now, {so_far_s:.1f} s after the start)" for fault in error.faults]
             remedy = "To fix: give the jobs that are named more time, fewer steps or more devices"
             raise ProblemError([*faults, remedy]) from None

@@ -11,15 +11,7 @@ from prefect.context import FlowRunContext
 from ringmaster.codec import to_json
 from ringmaster.flows.reports.progress import View, describe
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.execution.execution_events import (
-    FIRST_PREDICTION,
-    NEWEST_PREDICTION,
-    ExecutionEvent,
-    JobEnded,
-    Listeners,
-    Prediction,
-    predictions_in,
-)
+from ringmaster.tasks.execution.execution_events import ExecutionEvent, JobEnded, Listeners, Prediction, predictions_in
 from ringmaster.tasks.execution.forecast import job_error
 from ringmaster.tasks.execution.job_table import added_jobs
 from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, Problem
@@ -31,25 +23,20 @@ from ringmaster.tasks.profiling.search import refusal_line
 from ringmaster.tasks.profiling.stage import ProfilingResult
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder, PoolRecorder
 from ringmaster.tasks.recording.record_hooks import record_hooks
-from ringmaster.tasks.storage.journal import (
-    ENDED,
+from ringmaster.tasks.storage.fact_keys import (
+    FIRST_PREDICTION,
     FUSION,
     IS_MEASURED,
-    GroupDecision,
-    JobRecord,
-    JobStatus,
-    Journal,
-    SegmentRecord,
+    NEWEST_PREDICTION,
+    PROFILING,
+    SINCE,
+    STARTED,
 )
+from ringmaster.tasks.storage.journal import ENDED, GroupDecision, JobRecord, JobStatus, Journal, SegmentRecord
 from ringmaster.techniques import Profile
 from ringmaster.techniques.processes.gang_events import NUM_ROWS
 from ringmaster.techniques.profiles import PREDICTED
 from ringmaster.text import printable
-
-STARTED, SINCE = "started_s", "since_s"
-"""The facts: when a run was first started; when it was last started or resumed with jobs to train."""
-PROFILING = "profiling"
-"""The fact: the `ProfilingCost` since a run was started or resumed."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,6 +23,7 @@ from ringmaster.tasks.batch.references import is_folder
 from ringmaster.tasks.planning.term_features import resumed_features
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database
+from ringmaster.tasks.storage.fact_keys import BATCH, CHECKPOINT_ROOT, FLOW_RUNS, IS_OVER, IS_RECORDED, STATUS
 from ringmaster.tasks.storage.journal import Journal, facts_of_file
 
 
@@ -50,13 +51,6 @@ def is_going_on(folder: Path) -> bool:
         return True
     return False
 
-
-IS_OVER = "is_over"
-"""The fact: the end of a run was recorded and reported. Only then does running it again mean to resume it; otherwise
-its process had died on the way.
-"""
-FLOW_RUNS = "flow_runs"
-"""The fact: the ids of the flow run that Prefect started the run's process for, and of the flow run of the batch."""
 
 STARTING = "starting"
 """A file in the folder of a batch's runs: a run is starting, and has no folder of its own yet. If the file exists
@@ -90,10 +84,10 @@ def folder_to_resume(batch: Batch, home: Path) -> Path | None:
     folders = runs_below(home / "batches" / batch.name)
     while folders:
         with closing(Journal.of_file(folders[-1] / "journal.db")) as journal:
-            stored = journal.get("batch")
-            is_recorded = journal.get("is_recorded", True)  # unset by earlier releases, and by a kill
+            stored = journal.get(BATCH)
+            is_recorded = journal.get(IS_RECORDED, True)  # unset by earlier releases, and by a kill
             is_recorded = is_recorded and all(r.model_uri for r in journal.jobs().values())
-            is_done = journal.get("status") == "done" and is_recorded
+            is_done = journal.get(STATUS) == "done" and is_recorded
         if stored is not None:
             break
         folders.pop()  # it was killed before it had written its inputs
@@ -162,7 +156,7 @@ def _is_recorded(run: Path, pool: Callable[[], Mapping[str, Journal]]) -> bool:
 
 def is_done_and_recorded(journal: Journal) -> bool:
     """Returns whether a run is done, and MLflow has all of its records."""
-    return bool(journal.get("status") == "done" and journal.get("is_recorded"))
+    return bool(journal.get(STATUS) == "done" and journal.get(IS_RECORDED))
 
 
 @contextmanager
@@ -238,7 +232,7 @@ def resumed_batch(folder: Path, batch: Batch) -> Batch:
 def begun_batch(folder: Path) -> Batch:
     """Returns the batch of a run as it was begun: its jobs are evaluated on as many rows as before."""
     with closing(Journal.of_file(folder / "journal.db")) as journal:
-        return Batch.from_json(journal.get("batch"))
+        return Batch.from_json(journal.get(BATCH))
 
 
 def checkpoint_root_of(journal: Journal, *, resume: bool) -> str | None:
@@ -246,9 +240,9 @@ def checkpoint_root_of(journal: Journal, *, resume: bool) -> str | None:
 
     Raises InputError if it cannot be written or read, or the library for its protocol is not installed.
     """
-    root: str | None = journal.get("checkpoint_root") if resume else settings.checkpoint_root()
+    root: str | None = journal.get(CHECKPOINT_ROOT) if resume else settings.checkpoint_root()
     settings.check_checkpoint_root(root)
-    journal.put("checkpoint_root", root)
+    journal.put(CHECKPOINT_ROOT, root)
     return root
 
 

@@ -19,9 +19,9 @@ from prefect.exceptions import TerminationSignal
 from ringmaster.codec import digest, from_json
 from ringmaster.errors import InputError
 from ringmaster.flows.batch.artifacts import DecisionArtifact, PlanArtifact, show_control
-from ringmaster.flows.batch.batch_run import PREFLIGHTS, resume_jobs
+from ringmaster.flows.batch.batch_run import resume_jobs
 from ringmaster.flows.batch.flow_runs import is_being_cancelled, is_started_by_prefect, root_run, runs_fact
-from ringmaster.flows.batch.result import SINCE, log_decision
+from ringmaster.flows.batch.result import log_decision
 from ringmaster.flows.batch.run_folder import is_batch, was_being_started
 from ringmaster.flows.caller import Caller
 from ringmaster.flows.dated_runs import stamped_folder
@@ -29,7 +29,6 @@ from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.control.requests import RequestKind, Requests
 from ringmaster.tasks.execution.execution_events import (
-    NEWEST_PREDICTION,
     ExecutionEvent,
     Listener,
     Listeners,
@@ -45,6 +44,14 @@ from ringmaster.tasks.pool.nodes import NodeRegistry
 from ringmaster.tasks.pool.submissions import BatchStatus, Submission, Submissions
 from ringmaster.tasks.profiling.preflight_runs import EquivalentJobs
 from ringmaster.tasks.storage.database import Database
+from ringmaster.tasks.storage.fact_keys import (
+    FORMER_PREFLIGHTS,
+    IS_RECORDED,
+    NEWEST_PREDICTION,
+    PREFLIGHTS,
+    SINCE,
+    STARTED,
+)
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.tasks.timeline.prefect_artifacts import GanttArtifact, ProgressArtifact
@@ -149,7 +156,7 @@ def newest_run(batch: Batch, database: Database, home: Path) -> tuple[str, Path]
         )
     journal = Journal(database, batch=same[-1])
     is_done = all(record.status == JobStatus.DONE for record in journal.jobs().values())
-    if is_done and journal.get("is_recorded") and submissions.status(same[-1]) == BatchStatus.ENDED:
+    if is_done and journal.get(IS_RECORDED) and submissions.status(same[-1]) == BatchStatus.ENDED:
         if was_being_started(batch, home):
             return None
         raise InputError([f"the last run of batch {batch.name!r} is done. To fix: leave out --resume to run it again"])
@@ -284,7 +291,7 @@ def _attach(scheduler: SweepScheduler | FeaturePolicy, run: PoolRun, submission:
     if isinstance(scheduler, SweepScheduler):
         scheduler.begin(run.journal, submission.jobs, num_slots=num_devices(run))
         ask(scheduler.pending_request())
-    elapsed_s = run.journal.clock() - float(run.journal.get("started_s"))
+    elapsed_s = run.journal.clock() - float(run.journal.get(STARTED))
     scheduler.attach(ask, later=lambda act: act(), elapsed_s=elapsed_s)
 
 
@@ -306,7 +313,7 @@ def known_preflights(run: PoolRun, submission: Submission) -> dict[str, Prefligh
             candidates=(),
             refusals=tuple(from_json(Refusal, refusal) for refusal in known["refusals"]),
         )
-        for name, known in run.journal.get("surveyed", {}).items()
+        for name, known in run.journal.get(FORMER_PREFLIGHTS, {}).items()
     }
 
 

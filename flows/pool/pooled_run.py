@@ -31,8 +31,7 @@ from ringmaster.flows.batch.flow_runs import (
     root_run,
 )
 from ringmaster.flows.batch.group_choice import choose_job_groups, goals_in
-from ringmaster.flows.batch.result import SINCE, STARTED, are_measured
-from ringmaster.flows.batch.run_folder import IS_OVER
+from ringmaster.flows.batch.result import are_measured
 from ringmaster.flows.batch.run_options import RunOptions
 from ringmaster.flows.caller import Caller
 from ringmaster.flows.pool.batch_requests import check_terms
@@ -72,7 +71,16 @@ from ringmaster.tasks.pool.submissions import (
 from ringmaster.tasks.profiling.stage import ProfilingResult
 from ringmaster.tasks.recording.async_recorder import PoolRecorder
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
-from ringmaster.tasks.storage.journal import FLOW_RUN_PAGE, IS_MEASURED, JobRecord, changed
+from ringmaster.tasks.storage.fact_keys import (
+    BATCH,
+    CHECKPOINT_ROOT,
+    FLOW_RUN_PAGE,
+    IS_MEASURED,
+    IS_OVER,
+    SINCE,
+    STARTED,
+)
+from ringmaster.tasks.storage.journal import JobRecord, changed
 from ringmaster.tasks.storage.schema import check_release
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.techniques.checkpoints.checkpoint import store_model
@@ -241,7 +249,7 @@ class PooledRun(BatchRun):
         self._kept_node.enter_context(keeping_a_node(Requests(self._run.database)))
         ledger.warm_up()
         since_s = journal.clock()
-        journal.put_all({"batch": batch.to_json(), STARTED: journal.get(STARTED, since_s), SINCE: since_s})
+        journal.put_all({BATCH: batch.to_json(), STARTED: journal.get(STARTED, since_s), SINCE: since_s})
         store_facts(batch.jobs, journal)
         run_folder.checkpoint_root_of(journal, resume=False)
         batch, self._weights = run_folder.with_models(batch, ledger, journal, settings.home())
@@ -332,7 +340,7 @@ class PooledRun(BatchRun):
             import_paths=(str(batch.folder),),
             checkpoint_every_s=self._options.checkpoint_every_s,
             keep_checkpoints=batch.keep_checkpoints,
-            checkpoint_root=journal.get("checkpoint_root"),
+            checkpoint_root=journal.get(CHECKPOINT_ROOT),
             flow_run="" if flow_run is None else str(flow_run.id),
             started_s=float(journal.get(STARTED)),
             together=groups.profiles,

@@ -29,17 +29,16 @@ from ringmaster.tasks.control.requests import RequestKind, Requests, RequestStat
 from ringmaster.tasks.execution.job_rules import usable_options
 from ringmaster.tasks.pool.node_hooks import prepare_node
 from ringmaster.tasks.pool.nodes import NodeRecord, NodeRegistry, NodeStatus, Timeouts
-from ringmaster.tasks.pool.submissions import PROGRESS
 from ringmaster.tasks.profiling.stage import ProfilingResult, TrialPolicy
 from ringmaster.tasks.profiling.task import profile_task
 from ringmaster.tasks.storage.database import Database
+from ringmaster.tasks.storage.fact_keys import BATCH, MEASURING_PROGRESS, TRIALS
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.techniques import Profile
 from ringmaster.techniques.profiles import UNTRUSTED
 from ringmaster.text import Notice
 
 LOOK_EVERY_S = 1.0
-TRIALS = "trials"  # the fact: the `TrialPolicy` of the batch, if it is another than usual
 GONE = "it has left the pool"
 UNVERIFIED = "only untrusted nodes serve. To fix: start a trusted one, which verifies their work too"
 MAX_ATTEMPTS = 3  # failed measurements, on nodes that are lost or fail meanwhile
@@ -58,7 +57,7 @@ def profile_node(node: str, key: str) -> None:
         raise InputError(["this flow is for the nodes of a pool. To fix: `ringmaster profile BATCH.yaml`"])
     with closing(Database(address.database)) as database:
         journal = Journal(database, batch=key)
-        batch = Batch.from_json(journal.get("batch"))
+        batch = Batch.from_json(journal.get(BATCH))
         with open_node_context(batch, home=settings.home(), caller=Caller()) as node_context:
             if not node_context.is_pool_node or node_context.cluster.nodes[0].name != node:
                 raise InputError([f"this process does not run on {node}, or that node does not serve the pool now"])
@@ -182,7 +181,7 @@ def _measure(node_context: NodeContext, journal: Journal) -> ProfilingResult:
 
     def notice(text: str) -> None:
         show(text)
-        journal.put(PROGRESS, f"{text}, on {node.name}")
+        journal.put(MEASURING_PROGRESS, f"{text}, on {node.name}")
 
     profiled = profile_task(
         node_context.batch.jobs,

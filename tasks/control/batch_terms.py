@@ -9,11 +9,10 @@ from typing import Any
 
 from ringmaster.tasks.planning.objectives import Makespan, PlanningTerms, WeightedCompletion, objective_by_name
 from ringmaster.tasks.planning.term_features import DeviceUse, TermsFeature, combined_features
+from ringmaster.tasks.storage.fact_keys import PRIORITIES, TERMS
 from ringmaster.tasks.storage.journal import Journal, SegmentRecord
 
 ALONE = ""  # the id of a batch that runs on one machine alone, in its own database
-PRIORITIES = "priorities"  # the key of a batch's fact: priorities that a person has set, by job; "" for the batch
-TERMS = "terms"  # the key of a batch's fact: {"weights", "deadlines_s"} set by a person, and {"like"} of added jobs
 USUAL = 1.0
 HEAVIEST = 1e12  # the limit of a job's weight: planners refuse values above 1e15, and their sums too
 

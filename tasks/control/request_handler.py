@@ -13,12 +13,13 @@ from typing import Any
 from ringmaster.errors import RequestRefused
 from ringmaster.features import modules
 from ringmaster.tasks.background_worker import keep_calling
-from ringmaster.tasks.control.batch_terms import PRIORITIES, TERMS, ActiveBatch
+from ringmaster.tasks.control.batch_terms import ActiveBatch
 from ringmaster.tasks.control.job_changes import change_faults, setting_faults, step_jump, with_steps
 from ringmaster.tasks.control.requests import ANSWER_EVERY_S, Request, RequestKind, Requests, RequestStatus
 from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.steering import SteeringRequest
 from ringmaster.tasks.storage.database import Database
+from ringmaster.tasks.storage.fact_keys import PRIORITIES, TERMS
 from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, Journal
 from ringmaster.tasks.storage.quarantine import Quarantine
 from ringmaster.techniques import Job

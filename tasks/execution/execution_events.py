@@ -11,6 +11,7 @@ from ringmaster.codec import SINCE_LATER, from_json, stored_as, to_json
 from ringmaster.tasks.execution.dispatch import DeviceId, PlannedSegment
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.storage.database import DatabaseClosed
+from ringmaster.tasks.storage.fact_keys import FIRST_PREDICTION, NEWEST_PREDICTION
 from ringmaster.tasks.storage.journal import JobRecord
 from ringmaster.techniques import Profile
 from ringmaster.techniques.processes.gang_events import Event, Outcome
@@ -19,14 +20,6 @@ from ringmaster.text import printable_lines
 logger = logging.getLogger(__name__)
 
 COVERAGE = 0.9  # the share of ends that should be in their interval
-
-
-FIRST_PREDICTION = "prediction"
-"""The fact: the first prediction since the batch was started or resumed, as JSON."""
-
-
-NEWEST_PREDICTION = "newest_prediction"
-"""The fact: the newest prediction, as JSON."""
 
 
 @dataclass(frozen=True, kw_only=True)

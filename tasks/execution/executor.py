@@ -32,6 +32,7 @@ from ringmaster.tasks.execution.progress import PlanProgress, RunningSegment
 from ringmaster.tasks.execution.replanner import PendingPlan, Replanner
 from ringmaster.tasks.execution.starter import Leases, Starter, is_known, segment_of
 from ringmaster.tasks.execution.steering import SteeringPolicy, SteeringRequest
+from ringmaster.tasks.storage.fact_keys import STARTED
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, SegmentRecord
 from ringmaster.techniques import Job
 from ringmaster.techniques.processes.gang_events import (
@@ -158,7 +159,7 @@ class Executor:
             steering.attach(
                 self.steer,
                 later=lambda action: self.call(partial(perform, action)),
-                elapsed_s=self._journal.clock() - float(self._journal.get("started_s", self._journal.clock())),
+                elapsed_s=self._journal.clock() - float(self._journal.get(STARTED, self._journal.clock())),
             )
         if self._first_plan is not None:
             self._plan_manager.begin(self._first_plan)

@@ -10,8 +10,6 @@ from dataclasses import replace
 from functools import partial
 
 from ringmaster.tasks.execution.execution_events import (
-    FIRST_PREDICTION,
-    NEWEST_PREDICTION,
     ExecutionEvent,
     GangReport,
     JobEnded,
@@ -24,6 +22,7 @@ from ringmaster.tasks.execution.execution_events import (
 from ringmaster.tasks.execution.forecast import Draws, EndScores, calibrated, predict, spread_of
 from ringmaster.tasks.execution.job_table import JobTable
 from ringmaster.tasks.execution.plan_manager import PlanManager
+from ringmaster.tasks.storage.fact_keys import FIRST_PREDICTION, NEWEST_PREDICTION
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal
 from ringmaster.techniques.processes.gang_events import Steps
 

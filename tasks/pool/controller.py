@@ -48,6 +48,7 @@ from ringmaster.tasks.pool.node_scaler import ElasticityOptions, NodeScaler, emp
 from ringmaster.tasks.pool.nodes import NodeRegistry, PoolLeases, Timeouts, is_loan
 from ringmaster.tasks.pool.submissions import BatchStatus, Submissions, cancel_waiting
 from ringmaster.tasks.storage.database import Database, DatabaseClosed, delete_in_chunks
+from ringmaster.tasks.storage.fact_keys import IS_RECORDED
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal
 from ringmaster.tasks.storage.message_store import KILL, MessageStore
 from ringmaster.tasks.storage.quarantine import Quarantine
@@ -61,7 +62,6 @@ MAX_MESSAGES = 20
 KEPT_S = 90 * 86400.0
 EVERY_S = 3600.0
 POOLS_OWN = ""  # the batch of a pool's plans, each of which is for all batches together
-IS_RECORDED = "is_recorded"  # the key of the fact that MLflow has all records of a batch
 
 HOLDER_OF_SEGMENTS = "pool"  # the holder of the leases that the executor takes
 TICK_S = 0.25

@@ -12,7 +12,8 @@ from sqlalchemy import Connection, exists, func, select
 from ringmaster.clock import AHEAD_S, SteadyClock, is_of_this_boot
 from ringmaster.tasks.pool.submissions import MEASURING, BatchStatus
 from ringmaster.tasks.storage.database import Database
-from ringmaster.tasks.storage.journal import CLOCK, clock_record, put_facts, recorded_clock
+from ringmaster.tasks.storage.fact_keys import CLOCK
+from ringmaster.tasks.storage.journal import clock_record, put_facts, recorded_clock
 from ringmaster.tasks.storage.schema import BATCHES, FACTS, SEGMENTS
 
 MAX_AHEAD_S = 1.0  # a larger difference between two clocks is a step, not the time between two readings

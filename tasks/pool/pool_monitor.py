@@ -18,12 +18,13 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from ringmaster.tasks.cluster import Cluster, Node
 from ringmaster.tasks.control.requests import RequestKind, RequestStatus
-from ringmaster.tasks.execution.execution_events import NEWEST_PREDICTION, JobEnded, predictions_in
+from ringmaster.tasks.execution.execution_events import JobEnded, predictions_in
 from ringmaster.tasks.planning import Plan
 from ringmaster.tasks.pool.nodes import NodeRecord, NodeStatus, SilenceClock, is_loan, read_nodes
 from ringmaster.tasks.pool.submissions import BatchStatus
 from ringmaster.tasks.storage import schema
 from ringmaster.tasks.storage.database import Database
+from ringmaster.tasks.storage.fact_keys import NEWEST_PREDICTION
 from ringmaster.tasks.storage.journal import recorded_clock
 
 logger = logging.getLogger(__name__)

@@ -26,6 +26,7 @@ from ringmaster.tasks.planning.objectives import PlanningTerms
 from ringmaster.tasks.pool.event_log import keep
 from ringmaster.tasks.pool.nodes import Timeouts
 from ringmaster.tasks.storage.database import Database
+from ringmaster.tasks.storage.fact_keys import MEASURING_PROGRESS
 from ringmaster.tasks.storage.journal import JobRecord, JobStatus, Journal, details_of, recorded_clock
 from ringmaster.tasks.storage.schema import BATCHES, FACTS, JOBS, REQUESTS, json_field
 from ringmaster.techniques import Job, Profile
@@ -202,7 +203,6 @@ class Submissions:
 
 
 MEASURING = "measuring "  # begins the key of the pool's fact about a batch that is being measured
-PROGRESS = "progress"  # the fact of such a batch: what is being measured, and how much of it is done
 CANCELLED = "cancelled"  # in the content of a request and in a measurement: the cause, once somebody has cancelled it
 
 
@@ -369,7 +369,7 @@ def name_of(request: Request) -> str:
 
 
 def _measuring(database: Database, measurement: BatchMeasurement) -> PendingBatch:
-    progress = Journal(database, batch=measurement.id).get(PROGRESS, "its measurement begins")
+    progress = Journal(database, batch=measurement.id).get(MEASURING_PROGRESS, "its measurement begins")
     message = f"is being cancelled: {measurement.cancelled}" if measurement.cancelled else progress
     return PendingBatch(
         name=measurement.name,

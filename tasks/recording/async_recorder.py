@@ -23,6 +23,7 @@ from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.execution.execution_events import ExecutionEvent, GangReport, JobEnded, PredictionUpdate
 from ringmaster.tasks.pool.event_log import BatchEvents, EventReader, LogPosition, content_of, event_of, kind_of
 from ringmaster.tasks.recording.mlflow_writer import JobsToRecord, MlflowWriter
+from ringmaster.tasks.storage.fact_keys import UNRECORDED
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.text import Notice, printable_lines
 
@@ -36,10 +37,6 @@ LOOK_EVERY_S = 2.0  # how often a pool's recorder polls the database
 ENTRIES_AT_ONCE = 200
 
 AWAY = "training continues, and what is to be recorded waits"
-
-UNRECORDED = "unrecorded"
-"""The key in the journal of what could not be written so far: {"events" (kind, content and time in ms of each),
-"points" (see `MlflowWriter.waiting_points`), "num_plans" (how many plans are written)}."""
 
 
 class RetriedWrites(OutageRetry):

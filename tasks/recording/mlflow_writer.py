@@ -42,16 +42,8 @@ from ringmaster.tasks.recording.rows import (
     profile_row,
     rows_text,
 )
-from ringmaster.tasks.storage.journal import (
-    ENDED,
-    FLOW_RUN_PAGE,
-    FUSION,
-    IS_MEASURED,
-    GroupDecision,
-    JobRecord,
-    JobStatus,
-    Journal,
-)
+from ringmaster.tasks.storage.fact_keys import CHECKPOINT_ROOT, FLOW_RUN_PAGE, FUSION, IS_MEASURED, RUN
+from ringmaster.tasks.storage.journal import ENDED, GroupDecision, JobRecord, JobStatus, Journal
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.checkpoints.chain import read_chain
 from ringmaster.techniques.checkpoints.checkpoint import fetch_model
@@ -172,7 +164,7 @@ class MlflowWriter:
             files={"batch.yaml": self._batch.text},
             key=key,
         )
-        self._journal.put("run", run_id)
+        self._journal.put(RUN, run_id)
 
     def _forget_records(self) -> None:
         """Forgets the records in an MLflow that has been replaced by another one: they are made again in that one."""
@@ -490,7 +482,7 @@ class MlflowWriter:
 
     def _paths(self, record: JobRecord) -> RunPaths:
         """Returns the folders of the run, as far as its records need them."""
-        root = self._journal.get("checkpoint_root")
+        root = self._journal.get(CHECKPOINT_ROOT)
         return RunPaths(folder=record.model_folder.parents[1], cache_dir=Path(), checkpoint_root=root)
 
     def _keep(self, model: ModelRecord, folder: Path, *, components: Mapping[str, str] | None) -> None:

@@ -22,18 +22,11 @@ from ringmaster.errors import DatabaseFileError
 from ringmaster.features import listed
 from ringmaster.model_lineage.sqlite_files import fault_of, read_only
 from ringmaster.tasks.storage.database import Database, JoinableWrite, file_url, insert_all_once
+from ringmaster.tasks.storage.fact_keys import CLOCK
 from ringmaster.tasks.storage.schema import FACTS, JOBS, PLANS, SEGMENTS
 from ringmaster.techniques import Job
 from ringmaster.techniques.job import TrainingPhase
 from ringmaster.techniques.processes.gang_events import JobResult
-
-CLOCK = "clock"
-"""The fact of the clock of the process that runs a batch or leads a pool, by which all processes count its times."""
-FLOW_RUN_PAGE = "flow_run_page"  # the fact: the URL of a batch's flow run in Prefect's UI
-FUSION = "fusion"
-"""The fact: the `GroupDecision` of a batch; None where no jobs could form a group."""
-IS_MEASURED = "is_measured"
-"""The fact: whether all runtimes of the first plan were measured."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,10 +12,11 @@ from typing import Any
 from sqlalchemy import Select, func, or_, select
 
 from ringmaster.tasks.execution.dispatch import DeviceId
-from ringmaster.tasks.execution.execution_events import NEWEST_PREDICTION, Prediction, predictions_in
+from ringmaster.tasks.execution.execution_events import Prediction, predictions_in
 from ringmaster.tasks.planning import Plan, Problem, Segment
 from ringmaster.tasks.pool.submissions import BatchStatus
 from ringmaster.tasks.storage.database import Database
+from ringmaster.tasks.storage.fact_keys import BATCH, NEWEST_PREDICTION
 from ringmaster.tasks.storage.journal import ENDED, Journal, SegmentRecord, segment_record
 from ringmaster.tasks.storage.schema import BATCHES, FACTS, GANG_EVENTS, JOBS, NODES, PLANS, SEGMENTS
 from ringmaster.tasks.timeline.run_timeline import NOW_RUNNING, TO_COME, TimelineSpan
@@ -103,7 +104,7 @@ class Archive:
     def totals(self, batches: Collection[str]) -> dict[str, int | None]:
         """Returns the number of steps of each job, None if it is not recorded."""
         if not self.is_pool:
-            return {job["name"]: job.get("num_steps") for job in self.journal.get("batch", {}).get("jobs", ())}
+            return {job["name"]: job.get("num_steps") for job in self.journal.get(BATCH, {}).get("jobs", ())}
         rows = self.database.rows(select(BATCHES.c.id, BATCHES.c.content).where(BATCHES.c.id.in_(batches)))
         return {f"{row.id}/{job['name']}": job["num_steps"] for row in rows for job in row.content["jobs"]}
 

@@ -18,6 +18,7 @@ from ringmaster.tasks.planning.series_bands import (
 )
 from ringmaster.tasks.pool.nodes import NodeRegistry
 from ringmaster.tasks.storage.database import Database
+from ringmaster.tasks.storage.fact_keys import STATUS
 from ringmaster.tasks.storage.journal import ENDED, JobRecord, JobStatus, SegmentRecord
 from ringmaster.tasks.timeline.queries import Archive, FollowedPlan, PlanHeader, as_span, planned_end_s, to_come
 from ringmaster.tasks.timeline.run_timeline import (
@@ -103,7 +104,7 @@ class TimelineReader:
             for record in segments
             if record.ended_s is None
         ]
-        status = None if archive.is_pool else archive.journal.get("status")
+        status = None if archive.is_pool else archive.journal.get(STATUS)
         is_over = _all_ended(records) or (status in (INTERRUPTED, JobStatus.DONE, JobStatus.FAILED) and not running)
         coming = [] if is_over else to_come(followed, past=past, running=running, now_s=now_s)
         ends = {} if is_over else self._predicted(records, batches, zero_s, now_s)

@@ -5,11 +5,12 @@ import time
 import pytest
 
 from ringmaster.flows.batch.artifacts import cost_markdown
-from ringmaster.flows.batch.result import SINCE, STARTED, collect
+from ringmaster.flows.batch.result import collect
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.planning import Option, PlanningJob, PlanningNode, Problem, solve
 from ringmaster.tasks.planning.objectives import objective_by_name
 from ringmaster.tasks.retraining.report import cost_of_batch
+from ringmaster.tasks.storage.fact_keys import SINCE, STARTED
 from ringmaster.tasks.storage.journal import JobStatus, Journal, SegmentSpec
 from ringmaster.techniques import DataSpec, Job, ModelSpec
 from ringmaster.techniques.processes.gang_events import JobResult

@@ -9,7 +9,8 @@ from ringmaster import clock as clock_module
 from ringmaster.clock import SteadyClock
 from ringmaster.flows.batch.result import _span_s, longest_idle_s
 from ringmaster.tasks.storage import journal as journal_module
-from ringmaster.tasks.storage.journal import CLOCK, Journal, SegmentSpec
+from ringmaster.tasks.storage.fact_keys import CLOCK
+from ringmaster.tasks.storage.journal import Journal, SegmentSpec
 from ringmaster.tasks.timeline.queries import Archive
 from ringmaster.techniques.processes.gang_events import JobResult
 

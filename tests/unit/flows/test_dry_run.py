@@ -14,13 +14,13 @@ from ringmaster.features.tariffs.series import Series
 from ringmaster.features.tariffs.terms import Tariff, Tariffs
 from ringmaster.flows.batch import dry_run as rooms
 from ringmaster.flows.batch.dry_run import DryRun, WorkLeft
-from ringmaster.flows.batch.result import STARTED
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.cluster import Cluster, Device, Node
 from ringmaster.tasks.execution.forecast import ForecastConditions, errors_in
 from ringmaster.tasks.planning.term_features import DeviceUse
 from ringmaster.tasks.profiling.machine_load import MachineLoad
 from ringmaster.tasks.profiling.stage import ProfilingResult
+from ringmaster.tasks.storage.fact_keys import STARTED
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.techniques import DataSpec, Job, ModelSpec, Profile
 from ringmaster.techniques.profiles import PREDICTED, GroupMemberProfile

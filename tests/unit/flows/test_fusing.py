@@ -8,7 +8,8 @@ from ringmaster.flows.batch.group_choice import choose_job_groups, goals_in
 from ringmaster.tasks.planning import fusion as checked_plans
 from ringmaster.tasks.profiling.search import planning_problem
 from ringmaster.tasks.profiling.stage import ProfilingResult
-from ringmaster.tasks.storage.journal import FUSION, GroupDecision, JobStatus, begin_jobs
+from ringmaster.tasks.storage.fact_keys import FUSION
+from ringmaster.tasks.storage.journal import GroupDecision, JobStatus, begin_jobs
 from ringmaster.techniques import Profile
 from ringmaster.techniques.profiles import GroupMemberProfile
 from tests.unit.execution.fakes import cluster, job, open_journal, profile

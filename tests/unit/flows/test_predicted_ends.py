@@ -5,8 +5,9 @@ import time
 import pytest
 
 from ringmaster.flows.reports.watch import runs_of, status_table
-from ringmaster.tasks.execution.execution_events import NEWEST_PREDICTION, PredictedEnd, Prediction
+from ringmaster.tasks.execution.execution_events import PredictedEnd, Prediction
 from ringmaster.tasks.storage.database import Database, file_url
+from ringmaster.tasks.storage.fact_keys import NEWEST_PREDICTION
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.tasks.timeline.reader import TimelineReader
 

@@ -31,15 +31,8 @@ from ringmaster.tasks.recording import ancestry, async_recorder
 from ringmaster.tasks.recording.async_recorder import AWAY, AsyncRecorder, PoolRecorder, RetriedWrites
 from ringmaster.tasks.recording.mlflow_writer import JobsToRecord, MlflowWriter
 from ringmaster.tasks.storage.database import Database, file_url
-from ringmaster.tasks.storage.journal import (
-    FLOW_RUN_PAGE,
-    JobRecord,
-    JobStatus,
-    Journal,
-    SegmentSpec,
-    Variation,
-    begin_jobs,
-)
+from ringmaster.tasks.storage.fact_keys import FLOW_RUN_PAGE
+from ringmaster.tasks.storage.journal import JobRecord, JobStatus, Journal, SegmentSpec, Variation, begin_jobs
 from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.tasks.storage.schema import ORDERS
 from ringmaster.techniques.job_specs import ModelSpec

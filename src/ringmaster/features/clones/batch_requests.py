@@ -12,6 +12,7 @@ from ringmaster.tasks.batch.references import NAME_REMEDY
 from ringmaster.tasks.control.job_changes import change_faults
 from ringmaster.tasks.execution.job_table import added_jobs
 from ringmaster.tasks.storage.database import Database
+from ringmaster.tasks.storage.fact_keys import BATCH
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.techniques.job_features import is_name
 
@@ -45,7 +46,7 @@ def clone_job(
     faults = [] if is_name(name) else [f"{name!r} is not a valid name. {NAME_REMEDY}"]
     if at_step is not None and not is_warm:
         faults.append("a step is for a warm clone, which continues from a checkpoint. To fix: add --warm")
-    file = journal.get("batch")  # without the batches that are handed over by a program
+    file = journal.get(BATCH)  # without the batches that are handed over by a program
     jobs = [*(Batch.from_json(file).jobs if file else ()), *added_jobs(known)]
     faults += [fault for each in jobs if each.name == job for fault in change_faults(each, settings_of_clone)]
     raise_faults(faults)

@@ -18,6 +18,7 @@ from ringmaster.features.page.curves import CurveReader, curves_to_json
 from ringmaster.features.page.patches import difference
 from ringmaster.features.page.sources import RunSource, num_models, requests_of
 from ringmaster.flows.reports.watch import WatchTarget
+from ringmaster.tasks.storage.fact_keys import STATUS
 from ringmaster.text import message_of
 
 logger = logging.getLogger(__name__)
@@ -95,7 +96,7 @@ class RunView:
             self._signature = None
         assert self._target is not None
         archive = self._target.timeline_reader.archive
-        status = None if archive.is_pool else archive.journal.get("status")
+        status = None if archive.is_pool else archive.journal.get(STATUS)
         signature = archive.signature(), status, num_models(self._target)
         is_over = self.state is not None and self.state["timeline"]["is_over"]
         is_due = self._clock() - self._read_s >= AFRESH_EVERY_S and not is_over

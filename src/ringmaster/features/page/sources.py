@@ -21,7 +21,8 @@ from ringmaster.model_lineage import model_pages
 from ringmaster.tasks.control.requests import ANSWERED, RequestKind
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database, file_url
-from ringmaster.tasks.storage.journal import FLOW_RUN_PAGE, Journal
+from ringmaster.tasks.storage.fact_keys import BATCH, FLOW_RUN_PAGE
+from ringmaster.tasks.storage.journal import Journal
 from ringmaster.tasks.storage.schema import JOBS, REQUESTS, json_field
 from ringmaster.tasks.timeline.reader import TimelineReader
 
@@ -105,7 +106,7 @@ class HomeRuns:
     def details(self, target: WatchTarget, batches: list[str]) -> Mapping[str, Mapping[str, Any]]:
         """Returns what is known of the only batch, whose id is empty."""
         journal = target.timeline_reader.archive.journal
-        return {"": _details(journal, name=str((journal.get("batch") or {}).get("name")))}
+        return {"": _details(journal, name=str((journal.get(BATCH) or {}).get("name")))}
 
 
 class PoolBatches:
@@ -174,7 +175,7 @@ def _details(journal: Journal, *, name: str, server: str = "") -> Mapping[str, A
 
     server: address of MLflow's pages; empty where there are none.
     """
-    price = (journal.get("batch") or {}).get("price_per_device_hour", 1.0)
+    price = (journal.get(BATCH) or {}).get("price_per_device_hour", 1.0)
     pages = {"Prefect": journal.get(FLOW_RUN_PAGE), "MLflow": _page(server, f"#/runs/{journal.get('run')}")}
     models, results = {}, {}
     for job, record in journal.jobs().items():

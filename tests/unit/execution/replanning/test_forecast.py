@@ -16,8 +16,6 @@ from benchmarks.load_traces import KINDS, LENGTHS_S, replayed
 from ringmaster.tasks.execution.dispatch import in_steps
 from ringmaster.tasks.execution.execution_events import (
     COVERAGE,
-    FIRST_PREDICTION,
-    NEWEST_PREDICTION,
     JobEnded,
     PredictedEnd,
     PredictionUpdate,
@@ -49,6 +47,7 @@ from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, P
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
 from ringmaster.tasks.profiling.machine_load import MachineLoad, load_ahead
 from ringmaster.tasks.profiling.speed_beliefs import OF_PREDICTIONS, SpeedBeliefs, errors_of
+from ringmaster.tasks.storage.fact_keys import FIRST_PREDICTION, NEWEST_PREDICTION
 from ringmaster.tasks.timeline.reader import TimelineReader
 from ringmaster.tasks.timeline.run_timeline import headline
 from ringmaster.techniques import Profile

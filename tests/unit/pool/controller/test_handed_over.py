@@ -18,7 +18,6 @@ from ringmaster.flows.pool.batch_requests import meant
 from ringmaster.flows.pool.controller import MAX_RUNS, BatchRuns
 from ringmaster.tasks.control.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.pool.submissions import (
-    PROGRESS,
     BatchMeasurement,
     Submissions,
     followed,
@@ -28,6 +27,7 @@ from ringmaster.tasks.pool.submissions import (
     measurements,
     pending,
 )
+from ringmaster.tasks.storage.fact_keys import MEASURING_PROGRESS
 from ringmaster.tasks.storage.journal import Journal
 from tests.unit.pool.bench import Clock as PoolClock
 from tests.unit.pool.bench import PoolBench, submission
@@ -269,7 +269,7 @@ def test_a_batch_that_is_measured_is_cancelled_with_its_run(database, prefect, b
     bench.run().state = state
     measurement = BatchMeasurement(id="nightly-7", name="nightly", jobs=("a", "b"), flow_run=str(bench.run().id))
     with measured(database, measurement):
-        Journal(database, batch="nightly-7").put(PROGRESS, "inspecting b (inspected: 1 of 2 jobs)")
+        Journal(database, batch="nightly-7").put(MEASURING_PROGRESS, "inspecting b (inspected: 1 of 2 jobs)")
         (row,) = pending(database)
         assert (row.run, row.status, row.message) == (
             "nightly-7",

@@ -5,13 +5,14 @@ import pytest
 from ringmaster import clock as clock_module
 from ringmaster.clock import AHEAD_S, SteadyClock
 from ringmaster.flows.batch.result import _span_s
-from ringmaster.tasks.execution.execution_events import FIRST_PREDICTION, NEWEST_PREDICTION, predictions_in
+from ringmaster.tasks.execution.execution_events import predictions_in
 from ringmaster.tasks.pool import pool_clock
 from ringmaster.tasks.pool.pool_clock import PoolClock
 from ringmaster.tasks.pool.submissions import BatchMeasurement, Submissions, measured
 from ringmaster.tasks.storage import journal
 from ringmaster.tasks.storage.database import Database, file_url
-from ringmaster.tasks.storage.journal import CLOCK, Journal
+from ringmaster.tasks.storage.fact_keys import CLOCK, FIRST_PREDICTION, NEWEST_PREDICTION
+from ringmaster.tasks.storage.journal import Journal
 from ringmaster.tasks.timeline.queries import Archive
 from ringmaster.tasks.timeline.reader import TimelineReader
 from tests.unit.pool.bench import Clock, Gangs, PoolBench, run, submission, worker_of

@@ -2,13 +2,9 @@
 
 import pytest
 
-from ringmaster.tasks.execution.execution_events import (
-    FIRST_PREDICTION,
-    NEWEST_PREDICTION,
-    PredictionUpdate,
-    predictions_in,
-)
+from ringmaster.tasks.execution.execution_events import PredictionUpdate, predictions_in
 from ringmaster.tasks.storage.database import Database, file_url
+from ringmaster.tasks.storage.fact_keys import FIRST_PREDICTION, NEWEST_PREDICTION
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.tasks.timeline.reader import TimelineReader
 from tests.unit.pool.bench import Clock, PoolBench, submission, worker_of

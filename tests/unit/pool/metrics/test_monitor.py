@@ -6,11 +6,12 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from ringmaster.tasks.control.requests import RequestKind, Requests, RequestStatus
-from ringmaster.tasks.execution.execution_events import NEWEST_PREDICTION, PredictedEnd, Prediction
+from ringmaster.tasks.execution.execution_events import PredictedEnd, Prediction
 from ringmaster.tasks.pool.nodes import LOAN, NodeStatus, PoolLeases
 from ringmaster.tasks.pool.pool_monitor import BatchStage, DeviceStatus, PoolMonitor
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database
+from ringmaster.tasks.storage.fact_keys import NEWEST_PREDICTION
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.tasks.storage.schema import EXECUTOR
 from tests.unit.pool.bench import Clock, Gangs, submission, worker_of
