@@ -220,7 +220,7 @@ def _print_times(result: BatchResult, console: Console) -> None:
     if planned_s is None:
         return
     trials = f"and {counted(result.num_trials, 'trial')}" if result.num_trials else "without a trial"
-    before = f"; before it {result.profiling_s:.1f} s of inspection {trials}"
+    before = f"; before it {result.profiling_s:.1f} s of preflight {trials}"
     how = "from measured runtimes" if result.is_measured else "from predicted runtimes"
     if result.prediction is not None:
         how += f"; likely {interval_text(result.prediction)}"

@@ -85,7 +85,7 @@ def start(options: PoolOptions, *, database_server: str | None) -> bool:
         raise InputError([f"the pool of {options.home} runs already, {files.elsewhere()}. To fix: {remedy}"])
     if not (files.supervisor() or _living(files)):
         result, can_ask = faults(options), not options.engine.faults(has_server=True)
-        if result := [*result, *(options.engine.preflight(options.home) if can_ask else ())]:
+        if result := [*result, *(options.engine.queried_faults(options.home) if can_ask else ())]:
             raise InputError(result)
     files.make()
     with files.alone("up") as alone:

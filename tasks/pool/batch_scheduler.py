@@ -504,7 +504,7 @@ class SchedulerOptions(EngineOptions):
         )
         return [worker]
 
-    def preflight(self, home: Path) -> Sequence[str]:
+    def queried_faults(self, home: Path) -> Sequence[str]:
         """Returns why the scheduler cannot be queried; see `EngineOptions`."""
         faults = self.scheduler.lacking_commands()
         try:

@@ -190,7 +190,7 @@ class EngineOptions:
         """Returns the deployment of lent nodes; None for an engine that needs none."""
         return None
 
-    def preflight(self, home: Path) -> Sequence[str]:
+    def queried_faults(self, home: Path) -> Sequence[str]:
         """Returns what is wrong with the requests to the engine; queries it, which takes seconds.
 
         It is called with options that have no `faults`. home: of the pool.

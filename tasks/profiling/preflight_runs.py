@@ -75,7 +75,7 @@ def preflight_jobs(
 ) -> tuple[dict[str, Preflight], dict[str, str]]:
     """Prepares data and estimates memory in worker processes; returns preflights and faults, by job name.
 
-    Jobs that no preflight can distinguish, such as those of a grid of learning rates and seeds, are inspected once.
+    Jobs that no preflight can distinguish, such as those of a grid of learning rates and seeds, have one.
     One process handles all jobs. If a job ends the process, another process continues with the jobs after that one.
 
     shapes: the shapes of gangs; by default the first n devices of one node, for every n.
@@ -171,7 +171,7 @@ def run_preflight(
             if left:
                 num_kills[left[0].name] += was_killed(status)
                 if not was_killed(status) or num_kills[left[0].name] == MAX_ATTEMPTS:
-                    fail_all(left.pop(0).name, f"the process that inspected it {_how_it_ended(status)}")
+                    fail_all(left.pop(0).name, f"the process of its preflight {_how_it_ended(status)}")
     preflights = {
         name: replace(preflights[first], job=name)
         for first, names in names_of.items()
@@ -288,7 +288,7 @@ def _preflight(
                 case gang_events.PreflightStarted(job=str(job)):
                     num_done = sum(len(names) for name, names in names_of.items() if name in preflights)
                     num_jobs = sum(map(len, names_of.values()))
-                    notice(f"inspecting {_few(names_of[job])} (inspected: {num_done} of {num_jobs} jobs)")
+                    notice(f"in preflight: {_few(names_of[job])} (done: {num_done} of {num_jobs} jobs)")
                 case gang_events.DataProgress(job=job, progress=progress):
                     notice(f"{job}: data: {progress}")
                 case gang_events.PreflightDone(preflight=preflight):

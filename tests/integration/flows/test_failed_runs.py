@@ -119,7 +119,7 @@ def test_ctrl_c_before_anything_trains_is_heard_and_resume_starts_it(place):
     batch = place.folder / "alone.yaml"
     batch.write_text(BATCH[: BATCH.index("  - {<<: *good, name: bad")].replace("mixed", "alone"))
     with place.run(batch=batch) as run:
-        run.read_until("inspecting good")
+        run.read_until("in preflight: good")
         run.process.send_signal(signal.SIGINT)
         run.read_until(STOPPING)
         _, rest = run.process.communicate(timeout=TIMEOUT_S)

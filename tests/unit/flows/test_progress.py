@@ -169,10 +169,10 @@ def test_evaluations_and_ends_have_lines_at_once(clock):
 
 def test_a_pipe_says_what_a_gang_does_beside_training_and_what_is_done_before_it(clock):
     view, new = lines(clock)
-    view.notice("inspecting a")
+    view.notice("in preflight: a")
     clock.now_s = LINES_EVERY_S
     view.tick()
-    assert new() == ["inspecting a", "still inspecting a, 30 s"]
+    assert new() == ["in preflight: a", "still in preflight: a, 30 s"]
     view.listen(started())
     clock.now_s += 1.0
     view.listen(said(PhaseStarted(phase="loading data and model", timeout_s=300.0)))
@@ -283,7 +283,7 @@ def test_what_goes_on_before_the_view_has_its_seconds(clock, monkeypatch):
     monkeypatch.setattr("ringmaster.flows.output.error_console", lambda: console)
     with working("reading batch.yaml", clock=clock) as say:
         clock.now_s = 4.0
-        say("inspecting a")
+        say("in preflight: a")
         clock.now_s = 7.0
-    assert "inspecting a, 3 s" in console.file.getvalue()  # the last picture
-    assert "\ninspecting a" not in console.file.getvalue()  # no line besides the spinner
+    assert "in preflight: a, 3 s" in console.file.getvalue()  # the last picture
+    assert "\nin preflight: a" not in console.file.getvalue()  # no line besides the spinner

@@ -97,7 +97,7 @@ def test_a_preflight_that_was_started_ahead_is_not_made_again(prepared, tmp_path
         inspected.extend(each.name for each in order.jobs)
         preflights["first"] = replace(preflight(first), data=data)
         fail("second", "no")
-        notice("inspecting")
+        notice("preflight")
         return 0
 
     monkeypatch.setattr(stage, "_preflight", inspect)
@@ -112,7 +112,7 @@ def test_a_preflight_that_was_started_ahead_is_not_made_again(prepared, tmp_path
     assert ahead.result(other, notice=print, failed=print) is None
     found, faults = ahead.result(order, notice=lines.append, failed=lambda name, why: told.append((name, why)))
     assert (list(found), faults, told) == (["first"], {"second": "no"}, [("second", "no")])
-    assert (inspected, lines) == (["first", "second"], ["inspecting"])
+    assert (inspected, lines) == (["first", "second"], ["preflight"])
 
 
 def test_a_preflight_that_could_not_be_made_ahead_has_no_result(tmp_path):

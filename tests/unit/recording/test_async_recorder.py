@@ -31,7 +31,7 @@ from ringmaster.tasks.recording import ancestry, async_recorder
 from ringmaster.tasks.recording.async_recorder import AWAY, AsyncRecorder, PoolRecorder, RetriedWrites
 from ringmaster.tasks.recording.mlflow_writer import JobsToRecord, MlflowWriter
 from ringmaster.tasks.storage.database import Database, file_url
-from ringmaster.tasks.storage.fact_keys import FLOW_RUN_PAGE
+from ringmaster.tasks.storage.fact_keys import FLOW_RUN_PAGE, UNRECORDED
 from ringmaster.tasks.storage.journal import JobRecord, JobStatus, Journal, SegmentSpec, Variation, begin_jobs
 from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.tasks.storage.schema import ORDERS
@@ -234,7 +234,7 @@ def test_predictions_do_not_wait_for_mlflow(database):
     for event in [*story(), *[PredictionUpdate(batch="", prediction=prediction)] * 9]:
         recorder.listen(event)
     recorder.close(timeout_s=0.0)
-    kinds = [kind for kind, *_ in journal.get(async_recorder.UNRECORDED)["events"]]
+    kinds = [kind for kind, *_ in journal.get(UNRECORDED)["events"]]
     assert kinds == ["SegmentStarted", "JobEnded"]
 
 
@@ -297,7 +297,7 @@ def test_what_was_not_written_is_written_when_the_batch_is_resumed(database, met
     points = [(point.key, point.value) for run, point in ledger.points if run == "run of nightly"]
     assert [value for key, value in points if key == "makespan_s"][-1] == 10.0
     assert [key for key, _ in points].count("plan/makespan_s") == 1
-    assert journal.get(async_recorder.UNRECORDED) == {}
+    assert journal.get(UNRECORDED) == {}
 
 
 def test_a_batch_that_is_resumed_with_another_mlflow_is_recorded_there(database):

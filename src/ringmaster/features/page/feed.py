@@ -33,7 +33,7 @@ NEW_POINTS = 2_000  # likewise, in one change
 HEARTBEAT_S = 15.0
 MAX_WAITING = 20  # messages of a page that reads too slowly, which then starts anew
 
-NOTHING_YET = "no batch has a plan yet: jobs are inspected and measured first"
+NOTHING_YET = "no batch has a plan yet: jobs have a preflight and are measured first"
 
 Message = tuple[str, Any]  # "state", "change" or "fault", and its data
 

@@ -131,7 +131,7 @@ class RayOptions(EngineOptions):
         fault = missing_extra("ray", feature="--engine ray")
         return [fault] if fault else []
 
-    def preflight(self, home: Path) -> Sequence[str]:
+    def queried_faults(self, home: Path) -> Sequence[str]:
         """Returns why an existing cluster cannot lend nodes; see `EngineOptions`."""
         if self.is_on_this_machine:
             return []

@@ -315,7 +315,7 @@ class SlurmOptions(SchedulerOptions):
         options += ["--no-requeue", *["--exclusive"] * self.exclusive]
         return [*options, *self.sbatch_options]  # the last ones count
 
-    def preflight(self, home: Path) -> Sequence[str]:
+    def queried_faults(self, home: Path) -> Sequence[str]:
         """Returns what is wrong with the jobs of nodes; see `EngineOptions`."""
         return self.scheduler.lacking_commands() or self.with_template().refusals(self.scheduler())
 

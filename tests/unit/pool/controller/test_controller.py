@@ -11,6 +11,7 @@ from ringmaster.tasks.execution.execution_events import GangReport, JobEnded, Pl
 from ringmaster.tasks.pool import controller
 from ringmaster.tasks.pool.nodes import NodeRegistry, NodeStatus
 from ringmaster.tasks.pool.submissions import Submissions
+from ringmaster.tasks.storage.fact_keys import IS_RECORDED
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.tasks.storage.schema import BATCHES
@@ -62,7 +63,7 @@ def test_what_gangs_have_said_is_not_kept_for_ever(database, pool, monkeypatch):
         assert pool.statuses(batch) == {"a": JobStatus.DONE}
     assert MessageStore(database).batches() == {"b1", "b2", "b3"}, "what is not recorded yet is kept"
     for batch in ("b1", "b2", "b3"):
-        Journal(database, batch=batch).put(controller.IS_RECORDED, True)
+        Journal(database, batch=batch).put(IS_RECORDED, True)
     controller.clear_messages(database)
     assert MessageStore(database).batches() == {"b3"}
     assert [word.segment for word in MessageStore(database).events(after=0)] == [3, 3, 3]

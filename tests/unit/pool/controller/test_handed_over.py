@@ -269,12 +269,12 @@ def test_a_batch_that_is_measured_is_cancelled_with_its_run(database, prefect, b
     bench.run().state = state
     measurement = BatchMeasurement(id="nightly-7", name="nightly", jobs=("a", "b"), flow_run=str(bench.run().id))
     with measured(database, measurement):
-        Journal(database, batch="nightly-7").put(MEASURING_PROGRESS, "inspecting b (inspected: 1 of 2 jobs)")
+        Journal(database, batch="nightly-7").put(MEASURING_PROGRESS, "in preflight: b (done: 1 of 2 jobs)")
         (row,) = pending(database)
         assert (row.run, row.status, row.message) == (
             "nightly-7",
             "measuring",
-            "inspecting b (inspected: 1 of 2 jobs)",
+            "in preflight: b (done: 1 of 2 jobs)",
         )
         assert cancel().status == RequestStatus.DONE
         bench.poll()

@@ -9,6 +9,7 @@ from ringmaster.tasks.pool import controller
 from ringmaster.tasks.pool.event_log import BatchEvents, EventLog, LogPosition
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database, delete_in_chunks, file_url
+from ringmaster.tasks.storage.fact_keys import IS_RECORDED
 from ringmaster.tasks.storage.journal import JobRecord, JobStatus, Journal
 from ringmaster.tasks.storage.schema import EVENT_LOG, PLANS, REQUESTS
 from tests.unit.pool.bench import submission
@@ -32,7 +33,7 @@ def age(database):
 
 def end(database, batch, *, is_recorded):
     EventLog(database).append(batch, JobEnded(record=JobRecord(name="a", status=JobStatus.DONE)))
-    Journal(database, batch=batch).put(controller.IS_RECORDED, is_recorded)
+    Journal(database, batch=batch).put(IS_RECORDED, is_recorded)
     Submissions(database).end(batch)
 
 
@@ -46,7 +47,7 @@ def test_what_was_told_is_dropped_where_the_batch_has_ended_and_is_recorded(data
     end(database, "recorded", is_recorded=True)
     end(database, "not", is_recorded=False)
     EventLog(database).append("standing", JobEnded(record=JobRecord(name="a", status=JobStatus.DONE)))
-    Journal(database, batch="standing").put(controller.IS_RECORDED, True)
+    Journal(database, batch="standing").put(IS_RECORDED, True)
     age(database)
     assert controller.tidy(database, now_s=NOW_S) == 1
     assert {name: len(decisions(database, name)) for name in ("recorded", "not", "standing")} == {

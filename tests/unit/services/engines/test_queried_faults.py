@@ -43,7 +43,7 @@ def ray(**options):
 
 def test_slurm_is_asked_for_what_the_jobs_of_nodes_will_ask(site, tmp_path):
     engine = slurm(partition="batch", time="1h", gres="gpu:2", sbatch_options=["--account=ml"])
-    assert engine.preflight(tmp_path) == []
+    assert engine.queried_faults(tmp_path) == []
     asked = (site / "asked").read_text().split()
     assert {"--test-only", "--partition=batch", "--time=60", "--gres=gpu:2", "--exclusive"} <= {*asked}
     assert asked[-1] == "--account=ml"
@@ -53,19 +53,19 @@ def test_defaults_of_a_template_count_unless_an_option_says_otherwise(site, tmp_
     template = tmp_path / "template.json"
     properties = {"partition": {"default": "old"}, "account": {"default": "ml"}, "qos": {"default": None}}
     template.write_text(json.dumps({"variables": {"properties": properties}}))
-    (fault,) = slurm(work_pool_template=template).preflight(tmp_path)
+    (fault,) = slurm(work_pool_template=template).queried_faults(tmp_path)
     assert "--partition old" in fault
-    assert slurm(work_pool_template=template, partition="batch").preflight(tmp_path) == []
+    assert slurm(work_pool_template=template, partition="batch").queried_faults(tmp_path) == []
     assert "--account=ml" in (site / "asked").read_text()
 
 
 def test_gpus_that_nothing_asks_for_are_refused_where_jobs_share_nodes(site, tmp_path):
-    assert slurm(devices="gpu:2").preflight(tmp_path) == []
+    assert slurm(devices="gpu:2").queried_faults(tmp_path) == []
     template = tmp_path / "template.json"
     template.write_text(json.dumps({"variables": {"properties": {"exclusive": {"default": False}}}}))
-    (fault,) = slurm(devices="gpu:2", work_pool_template=template).preflight(tmp_path)
+    (fault,) = slurm(devices="gpu:2", work_pool_template=template).queried_faults(tmp_path)
     assert "nothing requests GPUs from Slurm" in fault
-    assert slurm(devices="gpu:2", gres="gpu:2", work_pool_template=template).preflight(tmp_path) == []
+    assert slurm(devices="gpu:2", gres="gpu:2", work_pool_template=template).queried_faults(tmp_path) == []
 
 
 def test_up_refuses_all_faults_at_once_and_starts_nothing(site, tmp_path):
@@ -84,16 +84,16 @@ def test_up_refuses_all_faults_at_once_and_starts_nothing(site, tmp_path):
 
 def test_commands_that_are_missing_are_named(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    (fault,) = slurm(partition="nope").preflight(tmp_path)
+    (fault,) = slurm(partition="nope").queried_faults(tmp_path)
     assert fault.startswith("sbatch, squeue, scancel, scontrol cannot be found") and "To fix" in fault
 
 
 def test_a_ray_cluster_that_is_not_there_is_found_before_ray_would_find_it(tmp_path):
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'ringmaster-ml[ray]'")
     engine = ray(address=f"127.0.0.1:{free_port()}")
-    (fault,) = engine.preflight(tmp_path)
+    (fault,) = engine.queried_faults(tmp_path)
     assert "nothing answers there: " in fault and "To fix: " in fault
-    (fault,) = ray(address=engine.address, devices="tpu:1").preflight(tmp_path)
+    (fault,) = ray(address=engine.address, devices="tpu:1").queried_faults(tmp_path)
     assert fault.startswith("--node-devices: ")
 
 
@@ -103,13 +103,13 @@ def test_a_port_that_is_not_of_ray_is_given_up(tmp_path, monkeypatch):
     monkeypatch.setattr("ringmaster.features.ray.ray_engine.ANSWER_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as other:
         engine = ray(address=f"127.0.0.1:{other.getsockname()[1]}")
-        (fault,) = engine.preflight(tmp_path)
+        (fault,) = engine.queried_faults(tmp_path)
     assert "Ray does not answer" in fault and "To fix: " in fault
 
 
 def test_other_engines_need_no_questions(tmp_path):
     for engine in (EngineOptions(), ray(), engine_options("work-pool", {"work_pool": "x"})):
-        assert engine.preflight(tmp_path) == []
+        assert engine.queried_faults(tmp_path) == []
 
 
 def ports(number):
