@@ -84,7 +84,7 @@ def _log_line(event: gang_events.Event) -> str | None:
             return f"{_of(event.job)}continues from step {step}" if step else f"{_of(event.job)}begins"
         case gang_events.EvaluationReported(step=step, metrics=metrics, num_rows=num_rows, note=note):
             text = ", ".join(filter(None, [metrics_text(metrics, num_rows=num_rows), note]))
-            return f"{_of(event.job)}evaluated at step {step}: {text}"
+            return f"{_of(event.job)}evaluated at step {step}: {text}" if event.part is None or note else None
         case gang_events.CheckpointSaved(step=step):
             return f"{_of(event.job)}saved a checkpoint of step {step}"
         case gang_events.CheckpointFailed(message=message) | gang_events.KernelsRefused(message=message):

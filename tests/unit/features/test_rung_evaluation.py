@@ -14,6 +14,7 @@ from ringmaster.features.rung_evaluation.comparison import EvaluatedRows, RowCom
 from ringmaster.features.rung_evaluation.row_parts import (
     MIN_PART_ROWS,
     ROWS,
+    in_words,
     num_at_once,
     part_at,
     place_of,
@@ -26,6 +27,7 @@ from ringmaster.tasks.sweeping.early_stopping import StoppingPolicy
 from ringmaster.techniques import EvaluationSpec
 from ringmaster.techniques.job_specs import EvaluationSlice
 from ringmaster.techniques.processes.gang_events import EvaluationReported, JobResult, Outcome
+from ringmaster.techniques.processes.reporter import RankLog
 from tests.matrix import matrix
 from tests.unit.sweeping.sweeps import NUM_ROWS, Gangs, Killed, Swept, evaluated_part, loss, spec
 
@@ -377,3 +379,15 @@ def test_what_cannot_be_compared_on_parts_is_refused(changes, why):
 def test_a_metric_that_does_not_exist_is_a_fault_of_its_own():
     stopping = PartialEvaluationPolicy(policy="halving", min_steps=4, evaluation_error=0.01)
     assert spec(stopping=stopping, objective="los").faults() == [], "the form of the sweep refuses it"
+
+
+def test_a_log_has_a_line_about_the_first_part_alone_with_its_interval(capsys):
+    job = partial().batch().jobs[0]
+    first, further = (
+        evaluated_part(job, EvaluationSlice(step=4, begin=begin, end=begin + 0.25)) for begin in (0.0, 0.25)
+    )
+    log = RankLog()
+    for report in (replace(first, note=in_words(first.part)), further, replace(first, part=None)):
+        log.note(report)
+    lines = capsys.readouterr().out.splitlines()
+    assert ["a part of 400" in line for line in lines] == [True, False]
