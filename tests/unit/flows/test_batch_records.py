@@ -52,7 +52,7 @@ def terminal():
 
 def local_run(batch, journal, recorder, folder):
     return LocalRun(
-        SimpleNamespace(batch=batch, cluster=cluster(1), caller=Caller()),
+        SimpleNamespace(batch=batch, cluster=cluster(1), caller=Caller(), server=None),
         journal,
         recorder=recorder,
         run_paths=SimpleNamespace(folder=folder, cache_dir=folder),
@@ -120,8 +120,8 @@ def test_what_failed_before_it_was_planned_is_recorded_but_not_what_had_ended_in
     profiled = ProfilingResult(
         jobs=(job("c"),), preflights={}, profiles={"c": (profile(),)}, faults={"a": WHY, "b": "its data has gone"}
     )
-    engine = SimpleNamespace(nodes=lambda: cluster(1).nodes)
-    monkeypatch.setattr(run, "_open_engine", lambda: engine)
+    engine = SimpleNamespace(nodes=lambda: cluster(1).nodes, close=lambda: None)
+    monkeypatch.setattr("ringmaster.flows.batch.local_run.build_engine", lambda *_: engine)
     run.begin(profiled)
     assert heard == [JobEnded(record=JobRecord(name="a", status=JobStatus.FAILED, message=WHY))]
     assert set(began[0].jobs) == {"a", "b", "c"}, "one that was never surveyed has a run in MLflow, too"

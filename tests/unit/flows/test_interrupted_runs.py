@@ -79,7 +79,7 @@ class Processes:
         monkeypatch.setattr(local_run, "profile_jobs", self._profile)
         monkeypatch.setattr(local_run, "root_run", lambda: self.flow_run)
         monkeypatch.setattr(local_run, "current_flow_run", lambda: SimpleNamespace(id=self.flow_run))
-        monkeypatch.setattr(LocalRun, "_open_engine", lambda run: InstantEngine(self.trained, self.failing))
+        monkeypatch.setattr(local_run, "build_engine", lambda *_: InstantEngine(self.trained, self.failing))
         silent = SimpleNamespace(listen=lambda event: None, close=lambda: None)
         for name in ("DecisionArtifact", "GanttArtifact", "ProgressArtifact"):
             monkeypatch.setattr(local_run, name, lambda *_, **__: silent)
