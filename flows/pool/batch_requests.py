@@ -19,7 +19,7 @@ from ringmaster.tasks.control.batch_terms import ALONE
 from ringmaster.tasks.control.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.planning import Problem
 from ringmaster.tasks.planning.objectives import objective_by_name, objective_names
-from ringmaster.tasks.planning.term_features import worth_in_words
+from ringmaster.tasks.planning.term_features import has_limits, worth_in_words
 from ringmaster.tasks.pool.active_batches import features_of_pool
 from ringmaster.tasks.pool.nodes import NodeRegistry
 from ringmaster.tasks.pool.submissions import BatchStatus, Submissions, hand_over, unsubmitted
@@ -86,16 +86,19 @@ def limits_in_words(database: Database) -> list[str]:
     nodes = [node for node in NodeRegistry(database).all() if not node.devices[0].is_trusted]
     reasons = {node.name: node.health.get("0") or "it gets jobs with allow_untrusted" for node in nodes}
     own = [line for feature in features_of_pool(database) for line in feature.in_words()]
-    problem = newest_problem(database)
+    problem = limited_problem(database)
     worth = [] if problem is None else worth_in_words(problem)
     return [*(f"node {name} is untrusted: {why}" for name, why in reasons.items()), *own, *worth]
 
 
-def newest_problem(database: Database) -> Problem | None:
-    """Returns the problem of the newest plan of a pool that trains something; None where there is none."""
+def limited_problem(database: Database) -> Problem | None:
+    """Returns the problem of a pool's newest plan; None where there is none, or where no feature limits anything in it.
+
+    The problem of a large pool takes seconds to read.
+    """
     query = select(PLANS.c.content).where(PLANS.c.batch == "").order_by(PLANS.c.id.desc()).limit(1)
     newest = database.scalar(query) if Submissions(database).active() else None
-    return None if newest is None else Problem.from_json(newest["problem"])
+    return None if newest is None or not has_limits(newest["problem"]) else Problem.from_json(newest["problem"])
 
 
 @contextmanager

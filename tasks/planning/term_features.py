@@ -34,9 +34,13 @@ PastUse = Callable[[], Sequence[DeviceUse]]
 
 
 class TermsFeature:
-    """A feature's part of the terms of plans, the base of frozen dataclasses. key: its key in their JSON form."""
+    """A feature's part of the terms of plans, the base of frozen dataclasses.
+
+    key: its key in their JSON form. limits: the key in the JSON form of a problem under which it limits something.
+    """
 
     key: ClassVar[str]
+    limits: ClassVar[str] = ""
 
     def on(self, problem: Problem, *, now_s: float, past: PastUse) -> Problem:
         """Returns a problem under these terms.
@@ -133,6 +137,11 @@ def submitted_features(
     """Returns the features of the terms of a batch with which a pool takes it on (`TermsFeature.submitted`)."""
     made = (kind.submitted(_of_kind(kind, features), batch=batch, max_devices=max_devices) for kind in terms_kinds())
     return tuple(feature for feature in made if feature is not None)
+
+
+def has_limits(problem: Mapping[str, Any]) -> bool:
+    """Returns whether a feature limits anything in the JSON form of a problem."""
+    return any(kind.limits and problem.get(kind.limits) for kind in terms_kinds())
 
 
 def worth_in_words(problem: Problem) -> list[str]:

@@ -21,8 +21,7 @@ from ringmaster.features.page import feed as feeds
 from ringmaster.features.page.actions import submit
 from ringmaster.features.page.commands import _password
 from ringmaster.features.page.curves import MAX_POINTS, Curve
-from ringmaster.features.page.feed import Feed, RunView
-from ringmaster.features.page.patches import difference, patched
+from ringmaster.features.page.feed import Feed, RunView, difference
 from ringmaster.features.page.routes import STATIC, page_routes
 from ringmaster.features.page.sources import HomeRuns, PoolBatches
 from ringmaster.files import sha256_of
@@ -45,6 +44,22 @@ from tests.unit.timeline.stories import ZERO_S, Story, halfway, planned
 
 USER, PASSWORD = "ringmaster", "correct horse"
 RUN = "story/20260101-000000"
+
+
+def patched(value, patch):
+    """The value after a patch, as `page.js` has it."""
+    if patch is None:
+        return value
+    kind, *of = patch
+    if kind == "=":
+        return of[0]
+    if kind == "{":
+        patches, removed = of
+        kept = {key: item for key, item in value.items() if key not in removed}
+        return kept | {key: patched(value.get(key), each) for key, each in patches.items()}
+    start, num_removed, new, patches = of
+    items = [*value[:start], *new, *value[start + num_removed :]]
+    return [patched(item, patches.get(i) or patches.get(str(i))) for i, item in enumerate(items)]
 
 
 @pytest.fixture

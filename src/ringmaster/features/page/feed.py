@@ -15,7 +15,6 @@ from sqlalchemy.exc import SQLAlchemyError
 from ringmaster.codec import finite
 from ringmaster.errors import RingmasterError
 from ringmaster.features.page.curves import CurveReader, curves_to_json
-from ringmaster.features.page.patches import difference
 from ringmaster.features.page.sources import RunSource, num_models, requests_of
 from ringmaster.flows.reports.watch import WatchTarget
 from ringmaster.tasks.storage.fact_keys import STATUS
@@ -223,3 +222,40 @@ class Feed:
 
 def _event(kind: str, data: Any) -> bytes:
     return f"event: {kind}\ndata: {json.dumps(data, allow_nan=False, separators=(',', ':'))}\n\n".encode()
+
+
+Patch = list[Any]
+"""What makes one JSON value of another one. The first item says what it does:
+
+    ["=", value]                    the value is another one
+    ["{", patches, removed keys]    an object: patches of its items by key, and keys that it has lost
+    ["[", from, num removed, new items, patches]
+                                    a list: items are replaced by others, and then some are patched, by place
+"""
+
+
+def difference(before: Any, after: Any) -> Patch | None:
+    """Returns the patch that makes `after` of `before`; None where they are equal."""
+    if type(before) is type(after) and before == after:
+        return None
+    if isinstance(before, dict) and isinstance(after, dict):
+        items = {key: difference(before[key], after[key]) if key in before else ["=", after[key]] for key in after}
+        removed = [key for key in before if key not in after]
+        return ["{", {key: patch for key, patch in items.items() if patch is not None}, removed]
+    if isinstance(before, list) and isinstance(after, list):
+        return _of_lists(before, after)
+    return ["=", after]
+
+
+def _of_lists(before: list[Any], after: list[Any]) -> Patch:
+    if len(before) == len(after):
+        num_same, num_removed, new = 0, 0, list[Any]()
+    else:
+        shorter = min(len(before), len(after))
+        num_same = next((i for i in range(shorter) if before[i] != after[i]), shorter)
+        last = next((i for i in range(shorter - num_same) if before[-1 - i] != after[-1 - i]), shorter - num_same)
+        num_removed = len(before) - num_same - last
+        new = after[num_same : len(after) - last]
+    between = [*before[:num_same], *new, *before[num_same + num_removed :]]
+    patches = {i: difference(one, other) for i, (one, other) in enumerate(zip(between, after, strict=True))}
+    return ["[", num_same, num_removed, new, {i: patch for i, patch in patches.items() if patch is not None}]

@@ -44,9 +44,9 @@ def quotas_in_words(database: "Database") -> list[str]:
     Quotas that batches name are in the plan, too.
     """
     from ringmaster.features.quotas.pool_quotas import quotas_of_pool
-    from ringmaster.flows.pool.batch_requests import newest_problem
+    from ringmaster.flows.pool.batch_requests import limited_problem
 
-    quotas, problem = quotas_of_pool(database), newest_problem(database)
+    quotas, problem = quotas_of_pool(database), limited_problem(database)
     return [*quotas.in_words(), *(() if problem is None else quotas.worth_in_words(problem))]
 
 

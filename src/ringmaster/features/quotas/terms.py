@@ -16,6 +16,7 @@ class Quotas(TermsFeature):
     """What the jobs of users may hold at a time. Jobs without a user belong to their batch, by its id."""
 
     key = "quotas"
+    limits = "quotas"
 
     users: Mapping[str, UserQuota] = field(default_factory=dict)
 

@@ -10,6 +10,8 @@ from typer.testing import CliRunner
 
 from ringmaster.codec import to_json
 from ringmaster.errors import BatchFileError
+from ringmaster.features.quotas.job import UserQuota
+from ringmaster.features.quotas.pool_quotas import quotas_of_pool, set_quotas
 from ringmaster.features.tariffs.pages import KEY, SpendingReport
 from ringmaster.features.tariffs.pool_tariff import load_tariff, set_tariffs, tariffs_of_pool
 from ringmaster.features.tariffs.series import HOUR_S, Series
@@ -19,7 +21,7 @@ from ringmaster.tasks.control.batch_terms import ActiveBatch, PoolTerms, combine
 from ringmaster.tasks.planning import Option, PlanningJob, PlanningNode, Problem
 from ringmaster.tasks.planning.objectives import PlanningTerms
 from ringmaster.tasks.planning.term_features import DeviceUse, resumed_features, terms_features
-from ringmaster.tasks.pool.active_batches import FEATURES, QUOTAS, features_of_pool, quotas_of_pool, set_quotas
+from ringmaster.tasks.pool.active_batches import FEATURES, features_of_pool
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.journal import Journal
 from tests.unit.execution.fakes import open_journal
@@ -64,22 +66,25 @@ def test_the_plans_of_all_batches_follow_the_pools_tariff_from_then_on(database)
 
 def test_of_changes_at_once_by_several_processes_none_is_lost(database):
     others = [
-        Thread(target=set_quotas, args=(database, {"bo": {"max_devices": 2}})),
+        Thread(target=set_quotas, args=(database, {"bo": UserQuota(max_devices=2)})),
         Thread(target=set_tariffs, args=(database, DEAR)),
     ]
 
     def change(facts):
         for other in others if others[0].ident is None else ():
             other.start()  # they wait for this transaction
-        own = {**facts.get(QUOTAS, {}), "al": {"max_devices": 1}}
-        return {QUOTAS: own, FEATURES: {**facts.get(FEATURES, {}), "of_others": {}}}
+        own = {"users": {"al": {"max_devices": 1}}}
+        return {FEATURES: {**facts.get(FEATURES, {}), "quotas": own, "of_others": {}}}
 
     journal = Journal(database, batch="")
-    assert set(journal.change_facts(change, QUOTAS, FEATURES)[QUOTAS]) == {"al"}
+    assert set(journal.change_facts(change, FEATURES)[FEATURES]) == {"quotas", "of_others"}
     for other in others:
         other.join()
-    assert set(quotas_of_pool(database)) == {"al", "bo"}
-    assert set(journal.get(FEATURES)) == {"of_others", "tariffs"} and tariffs_of_pool(database).every == DEAR.every
+    assert set(quotas_of_pool(database).users) == {"al", "bo"}
+    assert (
+        set(journal.get(FEATURES)) == {"quotas", "of_others", "tariffs"}
+        and tariffs_of_pool(database).every == DEAR.every
+    )
 
 
 def test_a_tariff_that_cannot_be_read_stops_no_controller(database, caplog):

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from sqlalchemy import update
 from typer.testing import CliRunner
 
 from ringmaster.errors import InputError
@@ -14,6 +15,7 @@ from ringmaster.flows.cli import app
 from ringmaster.tasks.control.batch_terms import HEAVIEST, ActiveBatch, combined_terms
 from ringmaster.tasks.control.requests import RequestKind, RequestStatus
 from ringmaster.tasks.planning.objectives import PlanningTerms
+from ringmaster.tasks.storage.schema import PLANS
 from tests.unit.pool.bench import EPOCH_S, PoolBench, set_pool, submission
 from tests.unit.pool.workers import Worker
 
@@ -81,6 +83,13 @@ def test_a_quota_of_the_pool_holds_in_all_batches_from_then_on(database, pool):
     after = PoolBench(database, pool.clock)  # another controller
     after.step()
     assert after.plans[-1].quotas == {"ana": 2, "ben": 1}
+
+
+def test_a_large_plan_without_quotas_is_not_read(database, pool):
+    pool.pass_seconds(1, Worker(database, num_devices=4))
+    pool.submit(submission("b1"))
+    database.write(lambda connection: connection.execute(update(PLANS).values(content={"problem": {"jobs": None}})))
+    assert quotas_in_words(database) == []
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "0%", "101%", "4.5", "x", "", "4%%", "1000000", "²"])
