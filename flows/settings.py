@@ -23,7 +23,8 @@ from ringmaster.flows.services.pool_processes import MLFLOW, PoolProcesses
 from ringmaster.flows.services.server_answers import check_answer
 from ringmaster.model_lineage import QUIET_ENVIRONMENT
 from ringmaster.model_lineage.sqlite_files import sqlite_url, unfit_characters
-from ringmaster.tasks.pool.engines import DEFAULT_IDLE_S, ENGINES
+from ringmaster.tasks.execution.engine_registry import ENGINES
+from ringmaster.tasks.pool.engines import DEFAULT_IDLE_S
 from ringmaster.techniques.processes.caches import own_caches
 from ringmaster.text import enumerated, message_of
 

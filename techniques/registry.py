@@ -2,7 +2,7 @@
 
 The registries of losses, metrics and data sources are in the modules of their interfaces: `ringmaster.techniques.loss`,
 `ringmaster.techniques.metric` and `ringmaster.techniques.data_source`; that of engines is in
-`ringmaster.tasks.pool.engines`, that of objectives in `ringmaster.tasks.planning.objectives`.
+`ringmaster.tasks.execution.engine_registry`, that of objectives in `ringmaster.tasks.planning.objectives`.
 """
 
 from ringmaster import features

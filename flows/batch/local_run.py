@@ -41,6 +41,7 @@ from ringmaster.tasks.cluster import Cluster, Node, kind_of
 from ringmaster.tasks.control.batch_terms import ALONE, ActiveBatch, combined_terms, past_use
 from ringmaster.tasks.control.request_handler import RequestHandler
 from ringmaster.tasks.execution.engine import EngineContext
+from ringmaster.tasks.execution.engine_registry import LOCAL, build_engine
 from ringmaster.tasks.execution.execution_events import JobEnded, Listener, PlanUpdate
 from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.forecast import ForecastConditions, predict_plan
@@ -56,7 +57,6 @@ from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.durations import counted
 from ringmaster.tasks.planning.fusion import checked_plan
 from ringmaster.tasks.planning.objectives import plan_giving_up_bounds
-from ringmaster.tasks.pool.engines import LOCAL, build_engine
 from ringmaster.tasks.profiling.preflight_runs import EquivalentJobs
 from ringmaster.tasks.profiling.search import planning_problem
 from ringmaster.tasks.profiling.stage import ProfilingResult, profile_jobs

@@ -37,7 +37,8 @@ from ringmaster.flows.output import (
 )
 from ringmaster.flows.output import log_format as format_of_environment
 from ringmaster.flows.services import server_answers
-from ringmaster.tasks.pool.engines import ALLOCATION, BUILTIN, LOCAL, WORKERS, default_of, engine_flags, engine_options
+from ringmaster.tasks.execution.engine_registry import BUILTIN, LOCAL, WORKERS
+from ringmaster.tasks.pool.engines import ALLOCATION, default_of, engine_flags, engine_options
 
 pool_app = typer.Typer(no_args_is_help=True, help="The processes of a pool: its controller, and a worker on each node.")
 jobs_app = typer.Typer(

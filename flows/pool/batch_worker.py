@@ -35,6 +35,7 @@ from ringmaster.errors import EngineUnavailable, SchedulerError
 from ringmaster.flows import settings
 from ringmaster.flows.pool.segment_runs import RUNS_AT_ONCE, as_node_run
 from ringmaster.tasks.execution.engine import NodeRun
+from ringmaster.tasks.execution.engine_registry import ENGINES, LOCAL
 from ringmaster.tasks.pool.batch_scheduler import (
     COMMAND,
     GRACE_S,
@@ -43,7 +44,7 @@ from ringmaster.tasks.pool.batch_scheduler import (
     SchedulerJob,
     SchedulerOptions,
 )
-from ringmaster.tasks.pool.engines import ENGINES, LOCAL, default_of, options_class
+from ringmaster.tasks.pool.engines import default_of, options_class
 
 # -P: a file in the working folder with the name of a library must not be imported instead of the library. Prefect's own
 # default, `prefect flow-run execute`, starts a second interpreter, which takes seconds more.

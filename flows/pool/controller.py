@@ -52,12 +52,12 @@ from ringmaster.tasks.background_worker import background_thread
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.control.requests import Request, RequestKind, Requests, RequestStatus
 from ringmaster.tasks.execution.engine import EngineContext
+from ringmaster.tasks.execution.engine_registry import WORKERS, build_engine
 from ringmaster.tasks.execution.execution_events import ExecutionEvent
 from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.job_table import JobTable
 from ringmaster.tasks.execution.replanner import Replanner
 from ringmaster.tasks.pool.controller import HOLDER_OF_SEGMENTS, PoolController
-from ringmaster.tasks.pool.engines import WORKERS, build_engine
 from ringmaster.tasks.pool.failover import BEAT_EVERY_S, Leadership
 from ringmaster.tasks.pool.loans import SilenceMonitor
 from ringmaster.tasks.pool.nodes import NodeRegistry, PoolLeases, Timeouts

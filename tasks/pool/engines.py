@@ -1,4 +1,4 @@
-"""The engines of segments by name, and what each brings to `ringmaster up`: options, checks, and processes of its own.
+"""What the engine of a pool brings to `ringmaster up`: options, checks, and processes of its own.
 
 What to write for a new cluster depends on what runs node agents there:
 
@@ -19,21 +19,12 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from ringmaster import features
-from ringmaster.registry import Registry, resolve
+from ringmaster.registry import resolve
+from ringmaster.tasks.execution.engine_registry import BUILTIN, ENGINES, LOCAL, WORKERS
 
 if TYPE_CHECKING:
     from ringmaster.tasks.execution.engine import Engine, EngineContext
 
-LOCAL, WORKERS = "local", "workers"
-BUILTIN: dict[str, str] = {
-    LOCAL: "ringmaster.tasks.execution.local_engine:LocalEngine",
-    WORKERS: "ringmaster.tasks.pool.engines:EngineOptions",
-    "work-pool": "ringmaster.tasks.pool.engines:WorkPoolOptions",
-    **features.dotted_names("ENGINES"),
-}
-"""By name, the dotted path of the engine's `EngineOptions`, or of what builds the engine from an `EngineContext`."""
-ENGINES = Registry(kind="engine", entry_point_group="ringmaster.engines", builtin=BUILTIN)
 CONTROLLER = "controller"
 """Name of the service of a pool that uses the engine."""
 ALLOCATION = "RINGMASTER_ALLOCATION"
@@ -332,24 +323,3 @@ def engine_options(name: str, values: Mapping[str, Any]) -> EngineOptions:
         for engines, flags in others.items()
     )
     return kind(name=name, foreign_options=foreign_options, **given)
-
-
-def build_engine(name: str, context: EngineContext) -> Engine:
-    """Builds an engine.
-
-    Raises ValueError on an unknown name, with the known ones; where what is built is not an engine; and where the
-    engine needs what its host does not have.
-    """
-    from ringmaster.tasks.execution.engine import Engine
-
-    path = ENGINES.path(name)
-    resolved = resolve(path)
-    is_options = isinstance(resolved, type) and issubclass(resolved, EngineOptions)
-    engine = resolved.build(context) if is_options else resolved(context)
-    if not isinstance(engine, Engine):
-        lacking = [method for method in vars(Engine) if method[0] != "_" and not hasattr(engine, method)]
-        raise ValueError(
-            f"engine {name!r} ({path}) is not an engine: it lacks {', '.join(lacking)}. "
-            "To fix: give it all methods of ringmaster.tasks.execution.engine.Engine"
-        )
-    return engine
