@@ -159,7 +159,7 @@ def test_sigterm_to_every_process_of_a_job_loses_no_step(bench, tmp_path):
     stopped = bench.train(job, Layout("ddp", 2), tmp_path, on_event=terminate_all)
     assert len(sent) >= 3
     assert stopped.outcome.status == "preempted", stopped.outcome
-    assert (tmp_path / "checkpoints" / f"step-{stopped.outcome.result['step']:08d}").is_dir()
+    assert (tmp_path / "checkpoints" / f"step-{stopped.outcome.result.step:08d}").is_dir()
     assert sent[0].is_running()
 
 

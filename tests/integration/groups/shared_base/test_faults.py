@@ -86,8 +86,8 @@ def test_when_the_leaders_loss_is_lost_the_others_are_kept(groups, jobs, alone):
     trained = groups.train([wild, *members])
     assert trained.outcome.status == "invalid"
     assert "the loss became" in trained.outcome.message == trained.outcome.result.message
-    assert {result_of(trained, job)["status"] for job in members} == {"preempted"}
-    assert all(0 < result_of(trained, job)["step"] == groups.step(job) for job in members)
+    assert {result_of(trained, job).status for job in members} == {"preempted"}
+    assert all(0 < result_of(trained, job).step == groups.step(job) for job in members)
     assert_ended_as_alone(groups, groups.train(members), members, alone)
 
 
@@ -112,8 +112,8 @@ def test_a_leader_that_cannot_be_made_says_so(groups, jobs):
     trained = groups.train([broken, *jobs[1:]])
     assert trained.outcome.status == "invalid"
     assert "nowhere" in trained.outcome.message
-    assert {job.name: result_of(trained, job)["step"] for job in jobs[1:]} == {EVEN: 3, BRIEF: 0}
-    assert {result_of(trained, job)["status"] for job in jobs[1:]} == {"preempted"}
+    assert {job.name: result_of(trained, job).step for job in jobs[1:]} == {EVEN: 3, BRIEF: 0}
+    assert {result_of(trained, job).status for job in jobs[1:]} == {"preempted"}
 
 
 @pytest.mark.full
@@ -123,8 +123,8 @@ def test_a_fault_while_training_is_one_jobs_too(groups, jobs, alone, loss, statu
     broken = replace(jobs[1], name="broken", loss=f"tests.integration.stubs:{loss}")
     trained = groups.train([jobs[0], broken, jobs[2]])
     assert_ended_as_alone(groups, trained, [jobs[0], jobs[2]], alone)
-    assert result_of(trained, broken)["status"] == status
-    assert "no such luck" in result_of(trained, broken)["message"]
+    assert result_of(trained, broken).status == status
+    assert "no such luck" in result_of(trained, broken).message
 
 
 # A job that cannot be made, and one whose loss is lost, end alone above.
@@ -135,9 +135,9 @@ def test_a_fault_while_measuring_is_one_jobs_too(groups, jobs, alone):
     broken = replace(even, name="broken", loss="tests.integration.stubs:loss_that_fails_when_measured", num_steps=12)
     trained = groups.train([lead, broken, brief])
     assert_ended_as_alone(groups, trained, [lead, brief], alone)
-    assert result_of(trained, broken)["status"] == "preempted"
-    assert "no such luck while measuring" in result_of(trained, broken)["message"]
-    assert result_of(trained, broken)["step"] == groups.step(broken) == 12
+    assert result_of(trained, broken).status == "preempted"
+    assert "no such luck while measuring" in result_of(trained, broken).message
+    assert result_of(trained, broken).step == groups.step(broken) == 12
 
 
 @pytest.mark.full
@@ -161,7 +161,7 @@ def test_a_last_save_that_fails_is_waited_for(groups, jobs, alone):
     full = {"checkpoint_dir": f"full-shelf://{groups.folder}/full-1/shelf"}
     trained = groups.train([lead, shelved, brief], fellow_changes={EVEN: full})
     assert_ended_as_alone(groups, trained, [lead, brief], alone)
-    assert (result_of(trained, even)["status"], result_of(trained, even)["step"]) == ("done", 25)
+    assert (result_of(trained, even).status, result_of(trained, even).step) == ("done", 25)
     (failed,) = trained.said("checkpoint_failed")
     assert failed.job == EVEN and failed.waits
     assert "checkpoint step-00000025 could not be written" in failed.message
@@ -209,4 +209,4 @@ def test_a_group_of_all_kinds_that_is_killed_again_and_again_ends_as_alone(bench
         # In a group that has become smaller, another kernel may compute a product of three rows.
         is_brief = job.data.seq_len == 3
         assert largest_difference(mine, other) < 1e-5 if is_brief else is_bit_equal(mine, other), job.name
-        assert is_brief or result_of(trained, job)["metrics"] == alone(job).outcome.result.metrics, job.name
+        assert is_brief or result_of(trained, job).metrics == alone(job).outcome.result.metrics, job.name

@@ -37,8 +37,8 @@ def test_each_job_ends_as_alone_and_is_told_of_by_name(groups, jobs, alone):
 def test_a_group_that_is_stopped_goes_on_where_it_was(groups, jobs, alone):
     first = groups.train(jobs, on_event=tell(STOP))
     assert first.outcome.status == "preempted"
-    steps = {job.name: result_of(first, job)["step"] for job in jobs}
-    assert [result_of(first, job)["status"] for job in jobs] == ["preempted"] * 3
+    steps = {job.name: result_of(first, job).step for job in jobs}
+    assert [result_of(first, job).status for job in jobs] == ["preempted"] * 3
     assert steps == {job.name: groups.step(job) for job in jobs}
     assert 0 < steps[LEADER] < 30
     second = groups.train(jobs)
@@ -72,15 +72,15 @@ def test_a_job_that_is_told_to_leave_is_kept_and_the_others_go_on(groups, jobs, 
 def test_a_leader_that_leaves_takes_all_with_it(groups, jobs):
     trained = groups.train(jobs, on_event=tell(leave_command(LEADER)))
     assert trained.outcome.status == "preempted"
-    assert {result_of(trained, job)["status"] for job in jobs} == {"preempted"}
-    assert all(result_of(trained, job)["step"] == groups.step(job) for job in jobs)
+    assert {result_of(trained, job).status for job in jobs} == {"preempted"}
+    assert all(result_of(trained, job).step == groups.step(job) for job in jobs)
 
 
 @pytest.mark.full
 def test_a_group_goes_on_for_as_long_as_its_leader_is_told_to(groups, jobs, alone):
     trained = groups.train(jobs, last_steps={LEADER: 12, EVEN: 10, BRIEF: 9}, on_event=tell(until_command(24)))
-    assert {job.name: result_of(trained, job)["step"] for job in jobs} == {LEADER: 24, EVEN: 22, BRIEF: 12}
-    assert [result_of(trained, job)["status"] for job in jobs] == ["done"] * 3
+    assert {job.name: result_of(trained, job).step for job in jobs} == {LEADER: 24, EVEN: 22, BRIEF: 12}
+    assert [result_of(trained, job).status for job in jobs] == ["done"] * 3
     assert [name for name in (LEADER, EVEN, BRIEF) if (groups.folder / name / "model").exists()] == [BRIEF]
     assert_ended_as_alone(groups, groups.train(jobs[:2]), jobs[:2], alone)
 
@@ -107,7 +107,7 @@ def test_jobs_that_are_done_already_are_measured_and_exported_again(groups, jobs
     again = groups.train(jobs)
     assert again.said("steps") == []
     for job in jobs:
-        assert result_of(again, job)["metrics"] == alone(job).outcome.result.metrics
+        assert result_of(again, job).metrics == alone(job).outcome.result.metrics
         assert is_bit_equal(groups.weights(job), alone(job).weights)
 
 

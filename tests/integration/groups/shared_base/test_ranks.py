@@ -53,9 +53,9 @@ def assert_ended_nearly_as_alone(groups, trained, jobs, alone):
     for job in jobs:
         mine, result = alone(job), result_of(trained, job)
         tolerance = TOLERANCES[job.optimizer.name]
-        assert (result["status"], result["step"]) == ("done", job.num_steps), job.name
-        assert result["metrics"] == pytest.approx(mine.outcome.result.metrics, abs=10 * tolerance), job.name
-        assert result["num_evaluated_rows"] == mine.outcome.result.num_rows, job.name
+        assert (result.status, result.step) == ("done", job.num_steps), job.name
+        assert result.metrics == pytest.approx(mine.outcome.result.metrics, abs=10 * tolerance), job.name
+        assert result.num_rows == mine.outcome.result.num_rows, job.name
         assert largest_difference(groups.weights(job), mine.weights) < tolerance, job.name
         first, told = losses(trained, job)
         assert told == pytest.approx(mine.losses[first:], abs=10 * tolerance), job.name
@@ -99,7 +99,7 @@ def test_samples_that_are_stacked_are_divided_too(bench, jobs, tmp_path, layout)
 def test_a_group_that_is_stopped_goes_on_where_it_was(groups, jobs, alone, layout):
     first = groups.train(jobs, layout=layout, on_event=tell(STOP), checkpoint_every_s=0.0)
     assert first.outcome.status == "preempted", first.outcome
-    steps = {job.name: result_of(first, job)["step"] for job in jobs}
+    steps = {job.name: result_of(first, job).step for job in jobs}
     assert steps == {job.name: groups.step(job) for job in jobs}
     assert 0 < steps[LEADER] < 14
     second = groups.train(jobs, layout=layout, checkpoint_every_s=0.0)
@@ -115,7 +115,7 @@ def test_a_job_that_is_told_to_leave_goes_on_by_itself(groups, jobs, alone, layo
     trained = groups.train(jobs, layout=layout, on_event=tell(leave_command(EVEN)))
     assert_ended_nearly_as_alone(groups, trained, [lead, brief], alone)
     left = result_of(trained, even)
-    assert left["status"] == "left" and 0 < left["step"] == groups.step(even) < 10
+    assert left.status == "left" and 0 < left.step == groups.step(even) < 10
     assert largest_difference(groups.train_alone(even).weights, alone(even).weights) < 1e-6
 
 
@@ -148,7 +148,7 @@ def test_a_group_goes_on_for_as_long_as_its_leader_is_told_to(groups, jobs, alon
     trained = groups.train(
         jobs, layout=WHOLE, last_steps={LEADER: 5, EVEN: 4, BRIEF: 4}, on_event=tell(until_command(12))
     )
-    assert {job.name: result_of(trained, job)["step"] for job in jobs} == {LEADER: 12, EVEN: 10, BRIEF: 6}
+    assert {job.name: result_of(trained, job).step for job in jobs} == {LEADER: 12, EVEN: 10, BRIEF: 6}
     assert_ended_nearly_as_alone(groups, groups.train(jobs[:1], layout=WHOLE), jobs[:1], alone)
 
 
@@ -166,8 +166,8 @@ def test_when_the_leaders_loss_is_lost_the_others_are_kept(groups, jobs, alone):
     wild = replace(jobs[0], name="wild", optimizer=OptimizerSpec(name="sgd", lr=1e30), clip_grad_norm=None)
     trained = groups.train([wild, *jobs[1:]], layout=SHARDED)
     assert trained.outcome.status == "invalid" and "the loss became" in trained.outcome.message
-    assert {result_of(trained, job)["status"] for job in jobs[1:]} == {"preempted"}
-    assert all(0 < result_of(trained, job)["step"] == groups.step(job) for job in jobs[1:])
+    assert {result_of(trained, job).status for job in jobs[1:]} == {"preempted"}
+    assert all(0 < result_of(trained, job).step == groups.step(job) for job in jobs[1:])
     assert_ended_nearly_as_alone(groups, groups.train(jobs[1:], layout=WHOLE), jobs[1:], alone)
 
 
@@ -226,7 +226,7 @@ def test_precisions_are_those_of_a_job_alone(groups, jobs, alone, precision):
     rounded = [replace(job, precision=precision) for job in (*jobs[:2], headed)]
     trained = groups.train(rounded, layout=SHARDED)
     for job in rounded:
-        assert result_of(trained, job)["metrics"] == pytest.approx(alone(job).outcome.result.metrics, rel=1e-2)
+        assert result_of(trained, job).metrics == pytest.approx(alone(job).outcome.result.metrics, rel=1e-2)
 
 
 @pytest.mark.full

@@ -98,9 +98,9 @@ def test_a_queue_that_is_stopped_goes_on_where_it_was(groups, queue, alone):
     first = groups.train(queue, config=TWO, on_event=tell(STOP, job=LATE))
     assert first.outcome.status == "preempted"
     results = {job.name: result_of(first, job) for job in queue}
-    assert [result["status"] for result in results.values()] == ["preempted", "done", "preempted", "preempted"]
-    assert results[EVEN]["step"] == 0 and not (groups.folder / EVEN / "checkpoints").exists()
-    assert results[LEADER]["step"] == groups.step(queue[0]) == 12 + results[LATE]["step"]
+    assert [result.status for result in results.values()] == ["preempted", "done", "preempted", "preempted"]
+    assert results[EVEN].step == 0 and not (groups.folder / EVEN / "checkpoints").exists()
+    assert results[LEADER].step == groups.step(queue[0]) == 12 + results[LATE].step
     assert said(first, "ready", queue[3]) == [] and said(first, "steps", queue[3]) == []
     second = groups.train([queue[0], *queue[2:]], config=TWO)
     assert [event.job for event in second.said("ready")] == [LEADER, LATE, EVEN]
@@ -120,7 +120,7 @@ def test_a_queue_that_is_killed_goes_on_from_what_each_had_kept(groups, queue, a
     assert list(steps) == [LEADER, BRIEF, LATE, EVEN]  # brief is found to be complete, and takes no position from late
     assert steps[BRIEF] == 12 and steps[LATE] > 2 and steps[EVEN] == 0
     for job in queue:
-        assert result_of(second, job)["metrics"] == alone(job).outcome.result.metrics
+        assert result_of(second, job).metrics == alone(job).outcome.result.metrics
         assert is_bit_equal(groups.weights(job), alone(job).weights), job.name
 
 
@@ -140,7 +140,7 @@ def test_who_leaves_makes_room_and_who_leaves_while_it_waits_never_begins(groups
     assert [(e.job, e.step) for e in trained.said("ready")] == [(LEADER, 0), (BRIEF, 0), (EVEN, 4)]
     (ended,) = said(trained, "ended", late)
     assert ended.outcome == result_of(trained, late) == JobResult(status="left", step=0)
-    assert 0 < result_of(trained, brief)["step"] == groups.step(brief) < 12
+    assert 0 < result_of(trained, brief).step == groups.step(brief) < 12
     for job in (brief, late):
         assert is_bit_equal(groups.train_alone(job).weights, alone(job).weights)
 
@@ -149,8 +149,8 @@ def test_a_leader_that_leaves_sends_those_that_wait_away(groups, queue):
     groups.train_alone(queue[3], last_step=4)
     trained = groups.train(queue, config=TWO, on_event=tell(leave_command(LEADER)))
     assert trained.outcome.status == "preempted"
-    assert {result_of(trained, job)["status"] for job in queue} == {"preempted"}
-    assert [result_of(trained, job)["step"] for job in queue[2:]] == [0, 4]
+    assert {result_of(trained, job).status for job in queue} == {"preempted"}
+    assert [result_of(trained, job).step for job in queue[2:]] == [0, 4]
 
 
 @pytest.mark.full
@@ -164,7 +164,7 @@ def test_faults_make_room_for_the_next(groups, queue, alone):
     trained = groups.train(jobs, config=TWO)
     assert_ended_as_alone(groups, trained, [lead, late, even, brief], alone)
     for job in (wild, broken, wrong, jobs[4]):
-        assert result_of(trained, job)["status"] == "invalid", job.name
+        assert result_of(trained, job).status == "invalid", job.name
     assert most_at_once(trained) == 2
 
 
@@ -172,8 +172,8 @@ def test_when_the_leaders_loss_is_lost_nobody_joins(groups, queue):
     wild = replace(queue[0], name="wild", loss="tests.integration.stubs:loss_that_is_not_a_number")
     trained = groups.train([wild, *queue[1:]], config=TWO)
     assert trained.outcome.status == "invalid"
-    assert {result_of(trained, job)["status"] for job in queue[1:]} == {"preempted"}
-    assert [result_of(trained, job)["step"] for job in queue[2:]] == [0, 0]
+    assert {result_of(trained, job).status for job in queue[1:]} == {"preempted"}
+    assert [result_of(trained, job).step for job in queue[2:]] == [0, 0]
     assert [event.job for event in trained.said("ready")] == ["wild", BRIEF]
 
 
@@ -184,7 +184,7 @@ def test_a_full_disk_of_the_one_that_joined_is_waited_for(groups, queue, alone):
     full = {"checkpoint_dir": f"full-shelf://{groups.folder}/full-1/shelf"}
     trained = groups.train([lead, brief, shelved, even], config=TWO, fellow_changes={LATE: full})
     assert_ended_as_alone(groups, trained, [lead, brief, even], alone)
-    assert (result_of(trained, late)["status"], result_of(trained, late)["step"]) == ("done", 20)
+    assert (result_of(trained, late).status, result_of(trained, late).step) == ("done", 20)
     assert any(event.waits for event in said(trained, "checkpoint_failed", late))
 
 
@@ -193,7 +193,7 @@ def test_a_queue_goes_on_for_as_long_as_its_leader_is_told_to(groups, queue, alo
     """Members that join after the command was received obey it too."""
     lasts = {LEADER: 14, BRIEF: 12, LATE: 2, EVEN: 0}
     trained = groups.train(queue, config=TWO, last_steps=lasts, on_event=tell(until_command(20)))
-    steps = {job.name: result_of(trained, job)["step"] for job in queue}
+    steps = {job.name: result_of(trained, job).step for job in queue}
     assert steps == {LEADER: 20, BRIEF: 12, LATE: 8, EVEN: 6}
     left = [queue[0], *queue[2:]]
     assert_ended_as_alone(groups, groups.train(left, config=TWO), left, alone)
