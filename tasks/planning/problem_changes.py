@@ -7,7 +7,7 @@ from ringmaster.tasks.planning.problems.problem import Problem
 
 
 class ProblemChange:
-    """A change of a problem, the base of frozen dataclasses. option: of `ringmaster whatif`, which asks for it."""
+    """A change of a problem, the base of frozen dataclasses. option: of the command that asks for it."""
 
     option: ClassVar[str]
 
