@@ -27,7 +27,9 @@ TRIAL_S = 1.5e-4  # work of a trial besides its kernels
 MAX_TRIED = 8  # nodes that a job is placed on at random, where there are more
 ROUNDING = 1e-9  # share of a time by which runs of a given plan may overlap
 MAX_RELATED = 60  # jobs of which those are chosen that are placed again with one
-HEAT, COLD = 5e-4, 2e-5  # first and last temperature of annealing, as shares of the value
+HEAT, COLD = 7e-4, 2e-5  # first and last temperature of annealing, as shares of the value
+NUM_TRIED, SHARE_OF_TRY = 3, 0.1  # searches from one plan, of which the best goes on, and the share of the work of each
+REHEAT = HEAT / 3  # first temperature of the one that goes on
 MAX_STALE = 4_000  # trials without a better plan after which the search ends
 STRICTER = (2.0, 4.0, 16.0, 64.0, 1024.0)  # multiples of the worth of budgets that first plans try
 NEAR_BUDGET = 0.2  # share of a budget's multiplier by which annealing is drawn to where the budget is just used up
@@ -227,11 +229,12 @@ class TariffSearch:
         )
         self.rules = self.arrays.rules_at(factors)
 
-    def improve(self, *, enough: float, share: float = 1.0) -> Score:
+    def improve(self, *, enough: float, share: float = 1.0, first_heat: float = HEAT) -> Score:
         """Takes jobs out of the present plan and places them again, and leaves the best plan as the present one.
 
         enough: the search ends at a plan of that value.
         share: of the work that is left, to be done.
+        first_heat: the first temperature, as a share of the value.
         """
         now = best = self.score()
         has_end = math.isinf(self.latest_s)
@@ -242,7 +245,7 @@ class TariffSearch:
             done = (self.work.spent_s - began) / max(1e-9, limit)
             if done >= 1 or self.work.is_over():
                 break
-            heat = unit * HEAT * (COLD / HEAT) ** min(1.0, max(done, stale / MAX_STALE))
+            heat = unit * first_heat * (COLD / first_heat) ** min(1.0, max(done, stale / MAX_STALE))
             trials += 1
             if has_end or now.rest > 0:  # else only the budgets matter
                 self._learn(now, trials)
@@ -277,9 +280,9 @@ class TariffSearch:
             self.guide_by(self.multipliers)
 
     def _related(self) -> list[int]:
-        """Returns one to four jobs, of which the others mostly run on nodes and at times near the first one's."""
+        """Returns one to three jobs, of which the others mostly run on nodes and at times near the first one's."""
         num = len(self.problem.jobs)
-        first, count = self.random.randrange(num), self.random.choice((1, 1, 2, 2, 3, 4))
+        first, count = self.random.randrange(num), self.random.choice((1, 1, 1, 2, 2, 3))
         if count == 1 or num == 1:
             return [first]
         others = [j for j in self.random.sample(range(num), min(num, MAX_RELATED)) if j != first]
@@ -319,8 +322,22 @@ class TariffSearch:
             return ()
         if self.factors.end:
             self._search_early(order, known, enough=enough)
-        self.improve(enough=enough)
+        self._improve_several(enough=enough)
         return self.segments()
+
+    def _improve_several(self, *, enough: float) -> None:
+        """Improves the present plan by short searches, and the best of their plans by a long one.
+
+        Where prices are low for a few hours, all devices are busy then, and a search that has packed the jobs there
+        seldom finds another packing.
+        """
+        first, improved = self._copy(), []
+        for i in range(NUM_TRIED):
+            self._restore(first)
+            score = self.improve(enough=enough, share=SHARE_OF_TRY / (1 - i * SHARE_OF_TRY))
+            improved.append((score, self._copy()))
+        self._restore(min(improved, key=lambda pair: pair[0])[1])
+        self.improve(enough=enough, first_heat=REHEAT)
 
     def _start(self, order: Sequence[int], known: Mapping[str, float], copies: Iterable[tuple[Any, ...]]) -> bool:
         """Makes the best of given and of constructed plans the present one; returns False where there is none.
