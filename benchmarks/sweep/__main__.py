@@ -162,6 +162,8 @@ def plain_of(raw: Mapping[str, Any]) -> Sweep:
 def measure_product(folder: Path, *, quick: bool, changed: Mapping[str, int]) -> list[dict[str, Any]]:
     """Returns what one sweep takes by the script with peft, with and without groups of trials, and early stopping.
 
+    Early stopping is measured with evaluations of all rows, and with ones that stop when they are decided.
+
     changed: settings of the job that replace those of the example.
     device_s: of all segments, with their starts and evaluations; of the script, its seconds on one core. times: those
     of the script over these. loss_ratio: the winner's loss over that of the script's.
@@ -179,13 +181,15 @@ def measure_product(folder: Path, *, quick: bool, changed: Mapping[str, int]) ->
     script["device_s"], script["loss"] = script["seconds"], loss_of(plain, script["model"])
     rows = [{"who": PEFT, "times": 1.0, "loss_ratio": 1.0} | {k: script[k] for k in ("seconds", "device_s", "loss")}]
     say(f"{rows[0]}")
-    for are_grouped, policy in ((True, "cut"), (True, "none"), (False, "cut"), (False, "none")):
+    cut, none = {"policy": "cut"}, {"policy": "none"}
+    in_parts = {**cut, "evaluation_error": 0.01}
+    for are_grouped, early_stopping in ((True, in_parts), (True, cut), (True, none), (False, cut), (False, none)):
         job.pop("techniques", None)
         job |= {} if are_grouped else {"techniques": ["single"]}
         home = folder / f"product-{len(rows)}"
         home.mkdir()
-        found = by_ringmaster({**raw, "early_stopping": {"policy": policy}}, home)
-        row = {"who": RINGMASTER, "groups": are_grouped, "policy": policy, "loss": loss_of(plain, found["model"])}
+        found = by_ringmaster({**raw, "early_stopping": early_stopping}, home)
+        row = {"who": RINGMASTER, "groups": are_grouped, **early_stopping, "loss": loss_of(plain, found["model"])}
         row |= {key: found[key] for key in ("seconds", "device_s")}
         row |= {"times": script["device_s"] / row["device_s"], "loss_ratio": row["loss"] / script["loss"]}
         rows.append(row)
