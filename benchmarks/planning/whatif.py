@@ -12,15 +12,9 @@ from random import Random
 
 from benchmarks.planning.problems import Maker, drawn, ruled
 from ringmaster.features.what_if.answers import section
-from ringmaster.features.what_if.gains import (
-    Change,
-    FewerJobs,
-    MoreDevices,
-    MoreNodes,
-    WhatIf,
-    dependents,
-)
+from ringmaster.features.what_if.gains import FewerJobs, MoreDevices, MoreNodes, WhatIf, dependents
 from ringmaster.tasks.planning import Problem, solve, verify
+from ringmaster.tasks.planning.problem_changes import ProblemChange
 
 WORK_S = 1.0  # of each plan: small, so that a hundred draws take minutes
 TOLERANCE = 1e-6  # share of the makespan
@@ -104,7 +98,7 @@ def _measure(problem: Problem, seed: int, found: Measured) -> None:
     found.widths_anew.append((anew.most_s - anew.least_s) / makespan_s)
 
 
-def _changes(problem: Problem, random: Random) -> Iterator[Change]:
+def _changes(problem: Problem, random: Random) -> Iterator[ProblemChange]:
     kind = random.choice(problem.device_types)
     yield MoreDevices(num_devices=random.choice((1, 2)), device_type=kind)
     yield MoreNodes(num_devices=random.choice((2, 4, 8)), device_type=kind)
