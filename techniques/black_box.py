@@ -8,12 +8,12 @@ arXiv:2309.01226).
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ringmaster.codec import from_json
 from ringmaster.techniques.job import Job
-from ringmaster.techniques.processes.gang_events import JobResult
+from ringmaster.techniques.processes.gang_events import JobResult, OutcomeStatus
 from ringmaster.techniques.technique import Config, GangShape, Technique
 
 if TYPE_CHECKING:
@@ -68,6 +68,11 @@ class BlackBox(Technique):
         raise NotImplementedError(f"{self.name} lays out no model")
 
 
+def checked_trial(result: Any) -> JobResult:
+    """Returns `result`, the value that `profile` returned, or whose JSON form it is; see `checked_result`."""
+    return _checked_form(result, method="profile", statuses=tuple(OutcomeStatus))
+
+
 def checked_result(result: Any, job: Job) -> JobResult:
     """Returns `result`, the value that `run` returned, after checking the fields that the executor relies on.
 
@@ -79,13 +84,23 @@ def checked_result(result: Any, job: Job) -> JobResult:
 
     Raises ValueError where one of these is missing or wrong.
     """
-    if isinstance(result, dict) and result.get("status") in ENDS:
-        result = from_json(JobResult, result)
-    if not isinstance(result, JobResult) or result.status not in ENDS:
-        raise ValueError(f"its run returned {result!r}. To fix: a JobResult whose status is one of {', '.join(ENDS)}")
-    step, status = result.step, result.status
+    ended = _checked_form(result, method="run", statuses=ENDS)
+    step, status = ended.step, ended.status
     if status != "invalid" and not (type(step) is int and 0 <= step <= job.total_steps):
         raise ValueError(f"its run was {status} at step {step!r}. To fix: a step from 0 to {job.total_steps}")
-    if (status, step) == ("done", job.total_steps) and result.metrics is None:
+    if (status, step) == ("done", job.total_steps) and ended.metrics is None:
         raise ValueError("its run was done with the last step and returned no metrics. To fix: metrics: {name: number}")
+    return ended
+
+
+def _checked_form(result: Any, *, method: str, statuses: Collection[str]) -> JobResult:
+    fault = ""
+    if isinstance(result, Mapping) and result.get("status") in statuses:
+        try:
+            result = from_json(JobResult, result)
+        except ValueError as error:
+            fault = f": {error}"
+    if not isinstance(result, JobResult) or result.status not in statuses:
+        remedy = f"a JobResult whose status is one of {', '.join(statuses)}"
+        raise ValueError(f"its {method} returned {result!r}{fault}. To fix: {remedy}")
     return result

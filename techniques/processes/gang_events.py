@@ -70,6 +70,12 @@ class JobResult:
     members: "Mapping[str, JobResult] | None" = stored_as("fellows", default=None)  # noqa: RUF009 - it makes a field
     others: Mapping[str, Any] = stored_flat({})
 
+    def extended(self, values: Mapping[str, Any]) -> Self:
+        """Returns the result with further values: those of fields by the fields' names, and `others`."""
+        own = {each.name for each in fields(self)} - {"others"}
+        others = {**self.others, **{key: value for key, value in values.items() if key not in own}}
+        return replace(self, others=others, **{key: value for key, value in values.items() if key in own})
+
     @property
     def steps_done(self) -> int:
         """The steps that are done. Raises ValueError where the gang has not reported them."""

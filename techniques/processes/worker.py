@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import traceback
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,7 +13,7 @@ from ringmaster import features
 from ringmaster.codec import from_json
 from ringmaster.errors import ChannelClosed
 from ringmaster.techniques import registry
-from ringmaster.techniques.black_box import BlackBox, checked_result
+from ringmaster.techniques.black_box import BlackBox, checked_result, checked_trial
 from ringmaster.techniques.checkpoints.checkpoint import fetch_model, store_model
 from ringmaster.techniques.processes.channel import Channel
 from ringmaster.techniques.processes.failures import failure_kind, is_of_code
@@ -68,7 +67,7 @@ def _run(order: GangOrder, rank: int, reporter: Reporter) -> NoReturn:
         technique.rank = rank
         show_gpus(order.slots)
         if order.purpose == TRIAL:
-            result = technique.profile(order, reporter)
+            result = checked_trial(technique.profile(order, reporter))
         else:
             result = checked_result(technique.run(order, reporter), order.job)
             if rank == 0 and order.model_url is not None and Path(order.model_dir or "").is_dir():
@@ -89,8 +88,9 @@ def _run(order: GangOrder, rank: int, reporter: Reporter) -> NoReturn:
 
 def _with_features(result: JobResult, order: GangOrder) -> JobResult:
     """Returns the result of a segment with what the features of its job add."""
-    results = (feature.segment_result(cache_dir=Path(order.cache_dir)) for feature in order.job.features)
-    return replace(result, others={**result.others, **{key: each[key] for each in results for key in each}})
+    for feature in order.job.features:
+        result = result.extended(feature.segment_result(cache_dir=Path(order.cache_dir)))
+    return result
 
 
 class _Log(io.FileIO):

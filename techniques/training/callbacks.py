@@ -211,11 +211,11 @@ class TrainerCallback:
         return False
 
     def final_values(self, metrics: Mapping[str, float]) -> Mapping[str, Any]:
-        """Returns fields of the result (`JobResult`) of a job that ends with these metrics."""
+        """Returns what to add to the result of a job that ends with these metrics (`JobResult.extended`)."""
         return {}
 
     def after_export(self, state: TrainingState, reporter: Reporter) -> Mapping[str, Any]:
-        """Follows the export of the finished model; returns fields of the result (`JobResult`)."""
+        """Follows the export of the finished model; returns what to add to the result (`JobResult.extended`)."""
         return {}
 
 

@@ -237,7 +237,7 @@ class JobSession:
                 return
         self._result = replace(self._result, export_s=time.perf_counter() - started_s)
         for callback in self.state.callbacks:
-            self._result = replace(self._result, **callback.after_export(self.state, self._reporter))
+            self._result = self._result.extended(callback.after_export(self.state, self._reporter))
         self.is_exported = True
 
     def end(self, status: OutcomeStatus, *, message: str = "") -> JobResult:
@@ -249,7 +249,7 @@ class JobSession:
         if status == OutcomeStatus.DONE and self._metrics is not None:
             result = replace(result, metrics=dict(self._metrics), num_rows=self.state.num_evaluated_rows())
             for callback in self.state.callbacks:
-                result = replace(result, **callback.final_values(self._metrics))
+                result = result.extended(callback.final_values(self._metrics))
         return result
 
     def _has_stop_command(self) -> bool:

@@ -27,7 +27,7 @@ def home(tmp_path):
 
 
 # tests/cluster/engines/test_work_pool.py holds `up` with nodes that come and go, test_nodes.py nodes of Ray, and
-# tests/unit/services/engines/test_ray_head.py the head's command.
+# tests/unit/features/ray/test_head.py the head's command.
 @pytest.mark.full
 def test_a_node_comes_for_a_batch_and_is_given_back(home):
     until("Ray's head is up", lambda: home.states()["ray"].status == ServiceStatus.UP)
