@@ -70,7 +70,7 @@ def kinds(monkeypatch):
     """Kinds of data that are installed."""
     mine = {each.name: f"{__name__}:{each.__qualname__}" for each in (Counts, Constants)}
     mine |= {"digits": f"{__name__}:Constants", "other": f"{__name__}:Counts"}
-    monkeypatch.setattr("ringmaster.registry.installed", {data_source.DATA_SOURCES.group: mine}.__getitem__)
+    monkeypatch.setattr("ringmaster.registry.installed", {data_source.DATA_SOURCES.entry_point_group: mine}.__getitem__)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from ringmaster.tasks.execution.execution_events import SegmentEnded
 from ringmaster.tasks.execution.progress import RunningSegment
 from ringmaster.tasks.profiling.profile_store import MeasuredOptions, ProfileStore
 from ringmaster.tasks.profiling.search import FailedTrial
-from ringmaster.techniques.processes.gang_events import CheckpointSaved, JobReady, Steps
+from ringmaster.techniques.processes.gang_events import CheckpointSaved, JobReady, JobResult, Steps
 from ringmaster.techniques.profiles import GroupMemberProfile, ProfileKey
 from tests.fake_engine import FakeEngine
 from tests.unit.execution.fakes import Bench, FakeRunner, ends, job, profile
@@ -78,7 +78,7 @@ def test_an_option_that_runs_out_of_memory_is_remembered_and_costs_no_step(tmp_p
 
 def test_all_that_a_gang_reports_becomes_part_of_the_profile():
     gang = running(predicted(), number=1)
-    assert gang.measured({}) is None
+    assert gang.measured(JobResult()) is None
     for event in (
         JobReady(step=0, startup_s=2.0),
         steps(0, 9.0, 1.0, 1.0, peak_bytes=7),
@@ -86,18 +86,18 @@ def test_all_that_a_gang_reports_becomes_part_of_the_profile():
         steps(3, 1.0, 1.0, peak_bytes=5),
     ):
         gang.handle_event(event)
-    found = gang.measured({"evaluate_s": 0.6, "export_s": 0.7, "step": 5})
+    found = gang.measured(JobResult(evaluate_s=0.6, export_s=0.7, step=5))
     assert (found.step_s, found.num_measured_steps, found.peak_bytes) == (1.0, 4, 7)
     assert (found.startup_s, found.save_s, found.stall_s) == (2.0, 0.4, 0.1)
     assert (found.evaluate_s, found.export_s, found.load) == (0.6, 0.7, 1.0)
-    assert gang.measured({"save_s": 0.5}).save_s == 0.5
+    assert gang.measured(JobResult(save_s=0.5)).save_s == 0.5
 
 
 def test_what_is_stored_is_on_a_quiet_machine(tmp_path):
     gang = running(predicted().under_load(2.0), number=1)
     gang.handle_event(steps(0, *[3.0] * 10))
     store, rows = opened_store()
-    MeasuredOptions(store).add(gang.measured({}), number=1)
+    MeasuredOptions(store).add(gang.measured(JobResult()), number=1)
     ((_, row),) = rows
     assert (row["step_s"], row["load"]) == (3.0, 2.0)
     assert store.results(["f"])["f"].step_s == 1.5
@@ -112,7 +112,7 @@ def test_a_group_is_measured_while_all_of_its_jobs_are_there():
     gang.handle_event(steps(8, *[1.0] * 50))
     gang.lose("b")  # a repeated report
     assert gang.step_s == 1.0, "the speed of those that are left"
-    found = gang.measured({"save_s": 5.0})
+    found = gang.measured(JobResult(save_s=5.0))
     assert (found.step_s, found.members, found.own_step_s, found.save_s) == (2.0, (), 0.0, 9.0)
 
 
@@ -123,7 +123,7 @@ def test_what_is_left_of_a_group_is_not_stored_as_the_whole_group():
     for option in (whole, left):  # c rests for now, or has ended
         gang = running(option, first_steps={"b": 3})
         gang.handle_event(steps(3, *[2.0] * 8))
-        assert gang.measured({}) is None
+        assert gang.measured(JobResult()) is None
     store, rows = opened_store()
     MeasuredOptions(store).add_unfit(left, message="no room")
     assert rows == []
@@ -132,7 +132,7 @@ def test_what_is_left_of_a_group_is_not_stored_as_the_whole_group():
 def test_an_option_without_a_key_is_not_stored():
     gang = running(profile())
     gang.handle_event(steps(0, *[1.0] * 9))
-    assert gang.measured({}) is None
+    assert gang.measured(JobResult()) is None
 
 
 def test_segments_of_equal_jobs_are_stored_a_few_times():
@@ -141,8 +141,8 @@ def test_segments_of_equal_jobs_are_stored_a_few_times():
     for number in range(500):
         gang = running(predicted())
         gang.handle_event(steps(0, *[2.0] * 11))
-        options.add(gang.measured({}), number=number)
-        options.add(gang.measured({}), number=number)  # it is called again if the store fails
+        options.add(gang.measured(JobResult()), number=number)
+        options.add(gang.measured(JobResult()), number=number)  # it is called again if the store fails
     options.close()
     assert len(rows) < 12
     assert store.results(["f"])["f"].step_s == pytest.approx(2.0)

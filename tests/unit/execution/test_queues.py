@@ -8,7 +8,7 @@ from ringmaster.tasks.execution.execution_events import PlanUpdate, SegmentEnded
 from ringmaster.tasks.execution.replan_policy import ReplanPolicy
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques import Profile, registry
-from ringmaster.techniques.processes.gang_events import JobReady, Steps
+from ringmaster.techniques.processes.gang_events import JobReady, JobResult, Steps
 from ringmaster.techniques.profiles import GroupMemberProfile
 from ringmaster.techniques.training.fused.group_requirements import AT_ONCE, first_steps, num_steps_of_gang, steps_taken
 from tests.fake_engine import FakeEngine, FakeGang
@@ -86,8 +86,8 @@ class Queues(FakeEngine):
             self._begin_chunk(gang)
             return
         mine, *theirs = [self._outcome(order) for order in gang.every]
-        named = {order.job.name: its for order, its in zip(gang.every[1:], theirs, strict=True)}
-        self.end(gang, mine.pop("status"), **mine, first_step=0, fellows=named)
+        members = {order.job.name: JobResult(**its) for order, its in zip(gang.every[1:], theirs, strict=True)}
+        self.end(gang, mine.pop("status"), **mine, first_step=0, members=members)
 
     def _outcome(self, order):
         step = self.steps[order.job.name]
