@@ -487,7 +487,7 @@ class Executor:
             return
         lead = running.segment.job
         named = event.job if isinstance(event, JobEvent) else None
-        job = lead if named is None else self.job_table.name_of(named, like=lead)
+        job = lead if named is None else self.job_table.name_of(named, in_batch_of=lead)
         refusal = self._event_fault(running, job, event)
         if refusal is None:
             try:

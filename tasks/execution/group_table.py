@@ -54,7 +54,7 @@ class GroupTable:
         for lead, record in self._job_table.records.items():
             if record.leads_after is None:
                 continue
-            origin = self._planned_leads.get(self._job_table.name_of(record.leads_after, like=lead))
+            origin = self._planned_leads.get(self._job_table.name_of(record.leads_after, in_batch_of=lead))
             if origin is not None and record.joined is None:
                 others = [name for name, its in self._planned_leads.items() if its == origin and name != lead]
                 names = tuple(self._job_table.entries[name].job_in_batch.name for name in others)
@@ -203,7 +203,7 @@ class GroupTable:
         table, joined = self._job_table, self._job_table.records[lead].joined
         if joined is None:
             return table.entries[lead].group_profiles
-        return self._joined_profiles(lead, [table.name_of(name, like=lead) for name in joined])
+        return self._joined_profiles(lead, [table.name_of(name, in_batch_of=lead) for name in joined])
 
     def _joined_profiles(self, lead: str, members: Sequence[str]) -> list[Profile]:
         """Returns the options under which jobs of several groups can run together: those that all these groups have."""

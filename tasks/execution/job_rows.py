@@ -66,7 +66,7 @@ class JobRows:
         is_whole = goal >= (self.entries[name].job.num_steps or 0)
         return not is_whole and (goal == 0 or self.records[name].rested == goal)
 
-    def name_of(self, local_name: str, *, like: str) -> str:
-        """Returns the name in the table of a job that gangs call `local_name`, of the batch of the job `like`."""
-        batch = self.entries[like].batch
+    def name_of(self, local_name: str, *, in_batch_of: str) -> str:
+        """Returns the name in the table of a job of the batch of `in_batch_of`, which gangs call `local_name`."""
+        batch = self.entries[in_batch_of].batch
         return f"{batch}/{local_name}" if batch else local_name

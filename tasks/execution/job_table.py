@@ -143,20 +143,23 @@ class JobTable(JobRows):
         """Replaces a placeholder by the job it now represents, with profiles and data of a job of the same shape."""
         name, job, shape = entry.job.name, record.settled_job, record.like
         assert job is not None and shape is not None, f"{name} represents no job"
-        like = self.entries[self.name_of(shape, like=name)]
+        same_shape = self.entries[self.name_of(shape, in_batch_of=name)]
         data, weights = entry.paths.data, entry.paths.weights
         paths = replace(
             entry.paths,
-            data={**data, **({job.name: like.paths.data[shape]} if shape in like.paths.data else {})},
-            weights={**weights, **({job.name: like.paths.weights[shape]} if shape in like.paths.weights else {})},
+            data={**data, **({job.name: same_shape.paths.data[shape]} if shape in same_shape.paths.data else {})},
+            weights={
+                **weights,
+                **({job.name: same_shape.paths.weights[shape]} if shape in same_shape.paths.weights else {}),
+            },
         )
         # If it has this shape already, some options may have been removed after running out of memory: keep the rest.
-        is_alike = bool(entry.profiles) and all(profile in like.profiles for profile in entry.profiles)
+        is_alike = bool(entry.profiles) and all(profile in same_shape.profiles for profile in entry.profiles)
         if not is_alike:
-            self.profiles[name] = list(like.profiles)
+            self.profiles[name] = list(same_shape.profiles)
         prefix = name[: name.rfind("/") + 1]
         listed = job.renamed(name, lambda other: prefix + other if prefix + other in self.entries else other)
-        profiles = entry.profiles if is_alike else like.profiles
+        profiles = entry.profiles if is_alike else same_shape.profiles
         return replace(entry, job_in_batch=job, job=listed, profiles=profiles, paths=paths)
 
     def remove(self, jobs: Iterable[str]) -> None:

@@ -71,7 +71,7 @@ class OutcomePolicy:
         else:
             decision = act(running, outcome)
         for name, result in (outcome.result.members or {}).items():
-            self.end_member(running, self._job_table.name_of(name, like=job), result)
+            self.end_member(running, self._job_table.name_of(name, in_batch_of=job), result)
         for member in running.members:  # not reported: the gang did not end in order
             if self._job_table.records[member].status == JobStatus.RUNNING:
                 self._goes_on(member, self._job_table.records[member].step)

@@ -133,9 +133,9 @@ class Starter:
             barred = {node for rule in job_rules() for node in rule.barred_nodes(record)}
             if segment.devices[0][0] not in barred:
                 continue
-            like = cluster.device(*segment.devices[0]).device_kind()
+            kind = cluster.device(*segment.devices[0]).device_kind()
             for node in cluster.nodes:
-                devices = [(node.name, k) for k, each in enumerate(node.devices) if each.device_kind() == like]
+                devices = [(node.name, k) for k, each in enumerate(node.devices) if each.device_kind() == kind]
                 usable = [each for each in devices if each not in out and node.name not in self.held_nodes]
                 if node.name not in barred and len(usable) >= len(segment.devices):
                     self._plan_progress.exchange(dict(zip(segment.devices, usable, strict=False)))
@@ -162,8 +162,8 @@ class Starter:
             pairs: dict[DeviceId, DeviceId] = {}
             lacking = [device for device in segment.devices if lease_names[device] in held]
             for device in lacking:
-                like = (device[0], cluster.device(*device).device_kind())
-                alike = (each for each in idle if (each[0], cluster.device(*each).device_kind()) == like)
+                wanted_kind = (device[0], cluster.device(*device).device_kind())
+                alike = (each for each in idle if (each[0], cluster.device(*each).device_kind()) == wanted_kind)
                 if (replacement := next(alike, None)) is not None:
                     pairs[device] = replacement
                     idle.remove(replacement)

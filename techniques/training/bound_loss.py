@@ -413,13 +413,13 @@ def _bind_loss(
             model=model,
         )
     if job_loss is not None:
-        compute = partial(_users, resolve(job_loss), job_loss)
+        compute = partial(_call_loss_function, resolve(job_loss), job_loss)
         return BoundLoss(compute=compute, inputs=inputs, shifted=is_causal, base=base)
     if is_causal:
         return BoundLoss(compute=next_token_loss, inputs=inputs, shifted=True, base=base)
     if is_classifier or is_seq2seq:
         return BoundLoss(compute=classification_loss, inputs=inputs, is_of_classes=True, base=base)
-    return BoundLoss(compute=partial(_models_own, spec.factory or name), inputs=inputs, is_models=True, base=base)
+    return BoundLoss(compute=partial(_read_model_loss, spec.factory or name), inputs=inputs, is_models=True, base=base)
 
 
 def next_token_loss(output: Any, batch: Batch) -> SumAndCount:
@@ -445,7 +445,7 @@ def _cross_entropy(logits: Tensor, labels: Tensor) -> SumAndCount:
     return total, (labels != IGNORED).sum()
 
 
-def _models_own(name: str, output: Any, batch: Batch) -> SumAndCount:
+def _read_model_loss(name: str, output: Any, batch: Batch) -> SumAndCount:
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if not isinstance(loss, Tensor):
         raise ValueError(
@@ -456,7 +456,7 @@ def _models_own(name: str, output: Any, batch: Batch) -> SumAndCount:
     return loss.float() * rows, rows
 
 
-def _users(function: Callable[[Any, Batch], Any], name: str, output: Any, batch: Batch) -> SumAndCount:
+def _call_loss_function(function: Callable[[Any, Batch], Any], name: str, output: Any, batch: Batch) -> SumAndCount:
     returned = function(output, batch)
     if not isinstance(returned, tuple) or len(returned) != 2 or not isinstance(returned[0], Tensor) or returned[0].ndim:
         raise ValueError(

@@ -116,7 +116,7 @@ def train_segment(state: TrainedState, order: GangOrder, reporter: Reporter) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class _Votes:
-    """The votes of a rank: its values, and the jobs whose they are.
+    """What a rank contributes to the sum after a step, and which of the values belong to which job.
 
     values: whether to stop, the lead job's last step, whether each of `waiting` leaves, and those of the jobs.
     waiting: the names of the jobs that wait for a position.

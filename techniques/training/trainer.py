@@ -385,10 +385,10 @@ class Trainer(JobTrainingState):
         for begin in range(0, len(evaluated), size):
             rows = evaluated[begin : begin + size]
             # Whole micro-batches, so that the same rows are computed together by any number of ranks.
-            share = -(-len(rows) // (self.own_share[1] * self.micro_batch)) * self.micro_batch
+            num_own = -(-len(rows) // (self.own_share[1] * self.micro_batch)) * self.micro_batch
             width = self.batches.width(self._held_out, rows)
-            own_rows = list(rows[self.own_share[0] * share : (self.own_share[0] + 1) * share])
-            for start in range(0, share, self.micro_batch):
+            own_rows = list(rows[self.own_share[0] * num_own : (self.own_share[0] + 1) * num_own])
+            for start in range(0, num_own, self.micro_batch):
                 chunk = own_rows[start : start + self.micro_batch]
                 yield chunk or [rows[0]], bool(chunk), width
 
