@@ -5,6 +5,7 @@ It is light: the command line reads the names of all engines from it at every st
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING
 
 from ringmaster import features
@@ -21,7 +22,7 @@ BUILTIN: dict[str, str] = {
     **features.dotted_names("ENGINES"),
 }
 """By name, the dotted path of what builds the engine from an `EngineContext`: a class or function, or a class with a
-method `build`, such as the `EngineOptions` of an engine of pools (`ringmaster.tasks.pool.engines`)."""
+class method `build`, such as the `EngineOptions` of an engine of pools (`ringmaster.tasks.pool.engines`)."""
 ENGINES = Registry(kind="engine", entry_point_group="ringmaster.engines", builtin=BUILTIN)
 
 
@@ -35,7 +36,8 @@ def build_engine(name: str, context: EngineContext) -> Engine:
 
     path = ENGINES.path(name)
     resolved = resolve(path)
-    engine = getattr(resolved, "build", resolved)(context)
+    build = getattr(resolved, "build", None)
+    engine = (build if inspect.ismethod(build) else resolved)(context)
     if not isinstance(engine, Engine):
         lacking = [method for method in vars(Engine) if method[0] != "_" and not hasattr(engine, method)]
         raise ValueError(

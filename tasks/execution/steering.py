@@ -7,7 +7,7 @@ further keys of requests and the types of their values, which its `ExecutorHook`
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from typing import Any, Protocol
 
 from ringmaster.codec import from_json, to_json
@@ -68,7 +68,7 @@ class SteeringRequest:
         """Returns the request whose `to_json` is `data`. Raises ValueError where it has a wrong shape."""
         kinds = {"jobs": Mapping, "likes": str, "goals": int, "stops": str, "phases": list, "choices": str}
         types = dict[str, Any](listed("execute", "STEERED_VALUES"))
-        kinds |= dict.fromkeys(types, object)
+        kinds |= {key: Mapping if is_dataclass(kind) else kind for key, kind in types.items()}
         parts = {key: data.get(key, {}) for key in kinds}
         for key, part in parts.items():
             if not isinstance(part, Mapping) or not all(isinstance(value, kinds[key]) for value in part.values()):

@@ -300,6 +300,12 @@ def test_parts_that_an_earlier_state_has_stored_are_read():
     assert request.of_features == {"parts": {"a": part}}
 
 
+@pytest.mark.parametrize("stored", [{"enough": {"a": "4"}}, {"enough": {"a": None}}, {"parts": {"a": 4}}])
+def test_a_steering_request_of_a_wrong_shape_is_refused(stored):
+    with pytest.raises(ValueError, match=f"its {next(iter(stored))} are"):
+        SteeringRequest.from_json(stored)
+
+
 def test_few_rows_that_decide_the_mean_do_not_make_places_certain_too_early():
     draw, num_wrong, num_sweeps, num_trials = np.random.default_rng(0), 0, 40, 5
     names = [str(number) for number in range(num_trials)]

@@ -291,6 +291,8 @@ OF_FOLDERS = {
     "endpoint/compute": ("techniques",),
     "ray": ("techniques", "tasks"),
 }
+OF_LIBRARIES = {"prefect": "flows", "optuna": "tasks", "mlflow": "model_lineage"}
+"""The package that a module of a feature may import if it imports a library."""
 FEATURES = f"src/{IMPORT_ROOT}/features"
 
 
@@ -307,6 +309,8 @@ def is_foreign_to_its_feature(found: Import) -> bool:
         or (is_light and found.of("torch", "transformers", "pydantic"))
         or ("flows" in allowed and found.of("torch", "transformers"))
         or (found.of("ray") and feature != "ray")
+        or any(found.of(library) and package not in allowed for library, package in OF_LIBRARIES.items())
+        or found.of("pulp", "highspy")
     )
 
 
@@ -353,6 +357,8 @@ def test_each_page_for_engineers_names_the_modules_of_features_that_are_imported
         ("a/job.py", "import pydantic"),
         ("a/commands.py", "import torch"),
         ("a/execute.py", "import ray.util"),
+        ("a/execute.py", "from prefect import flow"),
+        ("a/terms.py", "import pulp"),
     ],
 )
 def test_a_feature_that_imports_too_much_is_found(file: str, source: str, tmp_path: Path):

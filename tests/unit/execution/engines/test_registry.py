@@ -21,6 +21,7 @@ ENTRY_POINTS = """
 fake = other_engines:build
 half = other_engines:Half
 local = other_engines:Half
+builder = other_engines:Builder
 """
 MODULE = """
 from tests.fake_engine import FakeEngine
@@ -29,6 +30,13 @@ def build(context):
     engine = FakeEngine()
     engine.add(str(context.folder))
     return engine
+
+class Builder(FakeEngine):
+    def __init__(self, context):
+        super().__init__()
+
+    def build(self, image):
+        raise AssertionError("it builds images of nodes, and no engines")
 
 class Half:
     def __init__(self, context): ...
@@ -67,6 +75,10 @@ def test_an_installed_engine_is_built_from_what_its_host_offers(context):
     assert [node.name for node in engine.nodes()] == [str(context.folder)]
 
 
+def test_an_engine_with_a_method_of_its_own_called_build_is_called_itself(context):
+    assert isinstance(build_engine("builder", context), FakeEngine)
+
+
 @pytest.mark.parametrize(("name", "kind"), [(LOCAL, LocalEngine), (WORKERS, PoolEngine)])
 def test_a_built_in_engine_is_an_engine_and_cannot_be_shadowed(context, name, kind):
     engine = build_engine(name, context)
@@ -78,7 +90,7 @@ def test_a_built_in_engine_is_an_engine_and_cannot_be_shadowed(context, name, ki
 
 
 def test_names_are_listed_built_in_ones_first():
-    assert tuple(ENGINES.paths()) == (*BUILTIN, "fake", "half")
+    assert tuple(ENGINES.paths()) == (*BUILTIN, "fake", "half", "builder")
 
 
 def test_an_unknown_engine_is_refused_with_the_known_ones(context):
