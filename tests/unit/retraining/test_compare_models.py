@@ -116,7 +116,7 @@ def test_a_candidate_that_cannot_be_evaluated_fails_alone(monkeypatch, error):
             raise error
         return CandidateVerdict(notes=("judged",))
 
-    monkeypatch.setattr(compare_models, "_judged", judged)
+    monkeypatch.setattr(compare_models, "_verdict_of", judged)
     rivals = [SimpleNamespace(model=SimpleNamespace(name=name), data={}, fault="") for name in ("broken", "good")]
     verdicts = compare_models.judge(None, rivals, None)
     assert verdicts["broken"].fault == f"the candidate cannot be evaluated: {error}"

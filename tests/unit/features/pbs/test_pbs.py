@@ -104,7 +104,7 @@ def test_a_server_that_is_away_says_nothing_of_jobs(site):
     for ask in (Pbs().jobs, lambda: Pbs().cancel(job), lambda: submit(site)):
         with pytest.raises(EngineUnavailable, match=r"The server of PBS does not answer: .*`qstat -B`"):
             ask()
-    (fault,) = PbsOptions().preflight(site.folder)
+    (fault,) = PbsOptions().queried_faults(site.folder)
     assert "does not answer" in fault and "To fix" in fault
 
 

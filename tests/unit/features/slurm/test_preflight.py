@@ -108,7 +108,7 @@ def test_a_cluster_that_is_away_and_commands_that_are_missing_are_the_only_fault
     (fault,) = SlurmOptions(partition="nope").refusals(Slurm(run=away))
     assert "does not answer" in fault and "To fix" in fault
     monkeypatch.setenv("PATH", str(tmp_path))
-    (fault,) = SlurmOptions(partition="nope").preflight(tmp_path)
+    (fault,) = SlurmOptions(partition="nope").queried_faults(tmp_path)
     assert "sbatch, squeue, scancel, scontrol cannot be found" in fault
 
 
