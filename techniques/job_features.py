@@ -127,7 +127,7 @@ class JobFeature(FileKeys):
         made_by: the technique that makes such a job's model instead of training; "" where it trains.
         product: what such a job makes, such as "a store"; "" for a model.
         model_kind: how its model is made, in the lineage; "" for the way of other jobs.
-        group_obstacle: why such a job is not trained in a fused group, after its name; "" where it may be.
+        group_obstacle: why such a job is not trained in a group, after its name; "" where it may be.
         is_for_training: whether the feature is about training, so that no job has it that trains nothing.
         is_divisible: whether a job with the feature may be trained as several jobs, one after another.
         objective: the objective of a batch without which no job may have the feature; "" for any.

@@ -153,7 +153,7 @@ class ListSearch:
 
 
 def _choices(problem: Problem, j: int) -> list[int]:
-    """Returns the options that a job may have: its useful ones within its quota, without fused groups.
+    """Returns the options that a job may have: its useful ones within its quota, without groups.
 
     A pinned job has the one that runs alone.
     """

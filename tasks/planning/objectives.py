@@ -227,7 +227,7 @@ class Fairness(Objective):
 
 
 class MeanCompletion(Objective):
-    """The mean of the ends of all jobs; the jobs of a fused group count each."""
+    """The mean of the ends of all jobs; the jobs of a group count each."""
 
     name = "mean_completion"
 

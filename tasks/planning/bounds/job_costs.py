@@ -64,7 +64,7 @@ def whole_of(job: PlanningJob, option: int, switch_cost_s: float) -> float:
 
 
 def shortest_of(problem: Problem) -> dict[str, float]:
-    """Returns the least seconds of each job from its first start to its end, alone or in a fused group."""
+    """Returns the least seconds of each job from its first start to its end, alone or in a group."""
     if not problem.is_fused:
         return {job.id: shortest_s(job, problem.switch_cost_s) for job in problem.jobs}
     shortest: dict[str, float] = {}
@@ -255,7 +255,7 @@ def without_overheads(problem: Problem) -> Problem | None:
     """Returns the problem with all that a job in one segment pays added to its runtimes; options keep their indices.
 
     Jobs that run at time 0 continue on their devices. Returns None where more than runtimes decides when and where a
-    job can run: jobs that wait, releases, deadlines, nodes with limited availability or host memory, fused groups.
+    job can run: jobs that wait, releases, deadlines, nodes with limited availability or host memory, groups.
     """
     if not is_foldable(problem):
         return None
