@@ -1,16 +1,18 @@
 """Changes of planning problems, which answers about a plan compare with what it has."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection
 from typing import ClassVar
 
 from ringmaster.tasks.planning.problems.problem import Problem
 
 
-class ProblemChange:
+class ProblemChange(ABC):
     """A change of a problem, the base of frozen dataclasses. option: of the command that asks for it."""
 
     option: ClassVar[str]
 
+    @abstractmethod
     def on(self, problem: Problem, *, node: str = "") -> Problem:
         """Returns the changed problem.
 
@@ -18,11 +20,10 @@ class ProblemChange:
 
         Raises ProblemError where the change is impossible, with what would be possible.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def in_words(self, *, node: str = "", device: str = "") -> str:
         """Returns what is changed, such as "one more device on n0". device: the kind of the devices of the node."""
-        raise NotImplementedError
 
     def users(self, problem: Problem) -> Collection[str]:
         """Returns the users for whom the answer says when their jobs end."""
