@@ -44,7 +44,6 @@ class Home:
 
     def __init__(self, folder):
         self.folder, self.files = folder, ServiceFiles(folder / "pool")
-        self.num_batches = 0  # that `run_batch` has trained
         port = free_port()
         self.ports = port, free_port(but=[port])
         self.port_metrics = free_port(but=self.ports)
@@ -78,7 +77,6 @@ class Home:
         result = json.loads(done.stdout)
         (job,) = result["jobs"]
         assert (result["faults"], job["status"]) == ([], "done")
-        self.num_batches += 1
         return job
 
     def states(self):

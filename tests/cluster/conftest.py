@@ -54,9 +54,12 @@ def postgresql_url(postgresql, empty_tables):
     postgresql.drop(name)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def on_sqlite(tmp_path_factory):
-    """A home with a running pool with a worker, on SQLite; and the completed `up` command."""
+    """A home with a running pool with a worker, on SQLite; and the completed `up` command.
+
+    Each file has its own, since it may leave the pool down: files run in any order.
+    """
     home = Home(tmp_path_factory.mktemp("sqlite"))
     try:
         yield home, home.up("--json", "--log-format", "json")
