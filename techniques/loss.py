@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ringmaster import features
 from ringmaster.registry import Registry
 
 if TYPE_CHECKING:
@@ -290,6 +291,18 @@ class DottedNames(Values):
         return 'a list of functions such as ["my_module:my_function"]'
 
 
+@dataclass(frozen=True, kw_only=True)
+class ModelName(Values):
+    """The name of a model."""
+
+    def allow(self, value: Any) -> bool:
+        """Returns whether `value` is a text."""
+        return isinstance(value, str) and bool(value)
+
+    def __str__(self) -> str:
+        return f"{JOB}NAME for a job of the batch, a folder, or a model of the hub"
+
+
 def job_named(value: object) -> str | None:
     """Returns the name of the job that an option names; None where it names something else."""
     return value.removeprefix(JOB) if isinstance(value, str) and value.startswith(JOB) else None
@@ -340,11 +353,10 @@ BUILTIN_LOSSES: dict[str, str] = {
     "simpo": "ringmaster.techniques.losses.preferences:Simpo",
     "kto": "ringmaster.techniques.losses.kto:Kto",
     "bradley-terry": "ringmaster.techniques.losses.reward_models:BradleyTerry",
-    "grpo": "ringmaster.techniques.losses.grpo:Grpo",
-    "on-policy-distillation": "ringmaster.techniques.losses.on_policy:OnPolicyDistillation",
     "contrastive": "ringmaster.techniques.losses.contrastive:Contrastive",
     "late-interaction": "ringmaster.techniques.losses.contrastive:LateInteraction",
     "rag-sequence": "ringmaster.techniques.losses.preferences:RagSequence",
+    **features.dotted_names("LOSSES"),
 }
 LOSSES = Registry(kind="loss", entry_point_group="ringmaster.losses", builtin=BUILTIN_LOSSES)
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ringmaster import features
 from ringmaster.registry import Registry, resolve
 from ringmaster.text import join_limited
 
@@ -255,12 +256,12 @@ BUILTIN_METRICS: dict[str, str] = {
     "character_error_rate": "ringmaster.techniques.metrics.transcripts:CharacterErrorRate",
     "preference_accuracy": "ringmaster.techniques.metrics.comparisons:PreferenceAccuracy",
     "reward_accuracy": "ringmaster.techniques.metrics.comparisons:RewardAccuracy",
-    "reward": "ringmaster.techniques.metrics.comparisons:Reward",
     "hit_at_1": "ringmaster.techniques.metrics.comparisons:HitAt1",
     "hit_at_5": "ringmaster.techniques.metrics.comparisons:HitAt5",
     "mrr": "ringmaster.techniques.metrics.comparisons:MeanReciprocalRank",
     "recall_at_1": "ringmaster.techniques.metrics.comparisons:RecallAt1",
     "recall_at_5": "ringmaster.techniques.metrics.comparisons:RecallAt5",
+    **features.dotted_names("METRICS"),
 }
 METRICS = Registry(kind="metric", entry_point_group="ringmaster.metrics", builtin=BUILTIN_METRICS)
 METRIC_FAMILIES = Registry(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from ringmaster.techniques import loss
+from ringmaster.techniques.losses.supervised import token_log_probabilities
 from ringmaster.techniques.metric import IGNORED
 
 if TYPE_CHECKING:
@@ -38,15 +39,6 @@ def log_probabilities(logits: Tensor, labels: Tensor) -> Tensor:
     logits: [rows, ..., tokens, vocabulary]. labels: the token that each position predicts, [rows, ..., tokens].
     """
     return token_log_probabilities(logits, labels).sum(-1)
-
-
-def token_log_probabilities(logits: Tensor, labels: Tensor) -> Tensor:
-    """Returns the log-probability of each labelled token, and 0 where the label is -100: [rows, ..., tokens], fp32."""
-    from torch.nn import functional
-
-    flat = logits.reshape(-1, logits.shape[-1]).float()
-    each = functional.cross_entropy(flat, labels.flatten().long(), ignore_index=IGNORED, reduction="none")
-    return -each.reshape(labels.shape)
 
 
 def mean_log_probabilities(logits: Tensor, labels: Tensor) -> Tensor:

@@ -13,6 +13,15 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+def token_log_probabilities(logits: Tensor, labels: Tensor) -> Tensor:
+    """Returns the log-probability of each labelled token, and 0 where the label is -100: [rows, ..., tokens], fp32."""
+    from torch.nn import functional
+
+    flat = logits.reshape(-1, logits.shape[-1]).float()
+    each = functional.cross_entropy(flat, labels.flatten().long(), ignore_index=IGNORED, reduction="none")
+    return -each.reshape(labels.shape)
+
+
 @dataclass(frozen=True, kw_only=True)
 class CrossEntropy(loss.LossFunction):
     """The mean cross entropy of `torch.nn.functional.cross_entropy`, over the labels that are not -100.

@@ -1,4 +1,4 @@
-"""Metrics of samples that are compared: recall of embeddings, preference accuracy, and rewards of completions."""
+"""Metrics of samples that are compared: recall of embeddings, and preference accuracy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from ringmaster.techniques.loss import REWARDS
 from ringmaster.techniques.metric import GatheredMetric, Metric, Outputs
 from ringmaster.techniques.models.sentence_embeddings import embeddings, last_hidden_state, pooling_of
 
@@ -144,23 +143,3 @@ class MeanReciprocalRank(HitAt1):
     name = "mrr"
     sums = ("reciprocal_ranks", "ranked_rows")
     share_of = None
-
-
-class Reward(Metric):
-    """The mean reward of completions that the model samples to held-out prompts, by the functions of the job's loss.
-
-    Completions for which every function returned None do not count.
-    """
-
-    name = "reward"
-    higher_is_better = True
-    sums = ("reward_sums", "rewarded")
-    needs = "a loss that generates completions, such as grpo"
-    reads_whole_rows = True
-
-    def compute_sums(self, outputs: Outputs) -> Mapping[str, Tensor] | None:
-        """Returns the rewards of each prompt's completions and their number, [rows]; None without completions."""
-        rewards = outputs.batch.get(REWARDS)
-        if rewards is None:
-            return None
-        return {"reward_sums": rewards.nansum(-1), "rewarded": (~rewards.isnan()).sum(-1)}

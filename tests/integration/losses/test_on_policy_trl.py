@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from ringmaster.features.loss_teacher.job import LossTeacher
+from ringmaster.features.on_policy.distillation import OnPolicyDistillation
 from ringmaster.techniques import EvaluationSpec, ModelSpec
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.loss import loss_function
-from ringmaster.techniques.losses.on_policy import OnPolicyDistillation
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.training.token_sampling import end_tokens_of, prompt_seed, sample
 from tests.integration.losses.prompt_rows import rows_of_steps

@@ -14,8 +14,7 @@ from ringmaster.tasks.batch import references
 from ringmaster.tasks.batch.file_hooks import BatchFileHook
 from ringmaster.tasks.batch.sections import Section
 from ringmaster.techniques.job import Job
-from ringmaster.techniques.loss import JOB, is_named, job_named, loss_class, loss_names
-from ringmaster.techniques.losses.on_policy import TeacherName
+from ringmaster.techniques.loss import JOB, ModelName, is_named, job_named, loss_class, loss_names
 
 
 class LossTeacherInFiles(BatchFileHook):
@@ -25,7 +24,7 @@ class LossTeacherInFiles(BatchFileHook):
         """Returns the entry of a job with the folder of a pretrained teacher as an absolute path."""
         loss = as_mapping(as_mapping(entry).get("loss"))
         teacher = loss.get("teacher")
-        if not _needs_teacher(loss.get("name")) or not TeacherName().allow(teacher) or job_named(teacher) is not None:
+        if not _needs_teacher(loss.get("name")) or not ModelName().allow(teacher) or job_named(teacher) is not None:
             return entry, ()
         try:
             named = references.pretrained(teacher, SimpleNamespace(context={"folder": folder}))  # type: ignore[arg-type]
@@ -46,7 +45,7 @@ class LossTeacherInFiles(BatchFileHook):
                 options.get("teacher") is None and not is_of_factory,
                 ("loss", "teacher"),
                 "is missing",
-                f"give {TeacherName()}",
+                f"give {ModelName()}",
             ),
             (
                 job.get("adaptation") is not None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from ringmaster.techniques import loss
 from ringmaster.techniques.metric import IGNORED
@@ -14,18 +14,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 DIVERGENCE, POLICY_GRADIENT = "divergence", "policy_gradient"
-
-
-@dataclass(frozen=True, kw_only=True)
-class TeacherName(loss.Values):
-    """The name of a model."""
-
-    def allow(self, value: Any) -> bool:
-        """Returns whether `value` is a text."""
-        return isinstance(value, str) and bool(value)
-
-    def __str__(self) -> str:
-        return f"{loss.JOB}NAME for a job of the batch, a folder, or a model of the hub"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +45,7 @@ class OnPolicyDistillation(loss.LossFunction):
     needs_teacher: ClassVar[bool] = True
     drops_out: ClassVar[bool] = False
 
-    teacher: str = loss.option("", TeacherName())
+    teacher: str = loss.option("", loss.ModelName())
     beta: float = loss.option(1.0, loss.Values(least=0, most=1))
     lmbda: float = loss.option(1.0, loss.Values(least=0, most=1))
     temperature: float = loss.option(1.0, loss.Values(above=0))
@@ -118,7 +106,7 @@ class OnPolicyDistillation(loss.LossFunction):
 
     def compared(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Returns the logits, or of policy gradients the log-probability of each labelled token and 0 elsewhere."""
-        from ringmaster.techniques.losses.preferences import token_log_probabilities
+        from ringmaster.techniques.losses.supervised import token_log_probabilities
 
         if self.loss_type == DIVERGENCE:
             return logits

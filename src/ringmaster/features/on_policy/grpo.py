@@ -154,7 +154,7 @@ class Grpo(loss.LossFunction):
 
     def compared(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Returns the policy's log-probability of each labelled token, 0 elsewhere: [rows, completions, tokens]."""
-        from ringmaster.techniques.losses.preferences import token_log_probabilities
+        from ringmaster.techniques.losses.supervised import token_log_probabilities
 
         return token_log_probabilities(logits if self.temperature == 1 else logits / self.temperature, labels)
 

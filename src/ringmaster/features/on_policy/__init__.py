@@ -1,0 +1,7 @@
+"""Losses of completions that the model in training writes itself: from their rewards, or from a teacher's outputs."""
+
+LOSSES = {
+    "grpo": "ringmaster.features.on_policy.grpo:Grpo",
+    "on-policy-distillation": "ringmaster.features.on_policy.distillation:OnPolicyDistillation",
+}
+METRICS = {"reward": "ringmaster.features.on_policy.metrics:Reward"}
