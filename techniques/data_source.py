@@ -259,6 +259,8 @@ class DataSource(ABC):
             a source that needs none.
         pads: whether samples may differ in length, and are padded.
         packs: whether several samples may be in one row, for causal language models.
+        usual_loss: the loss by which models are evaluated on samples of several sequences, where no other one is known;
+            None where a model's own loss reads the samples.
     """
 
     name: ClassVar[str]
@@ -266,6 +268,7 @@ class DataSource(ABC):
     reads: ClassVar[tuple[str, ...]] = ()
     pads: ClassVar[bool] = False
     packs: ClassVar[bool] = False
+    usual_loss: ClassVar[str | None] = None
 
     def options(self, spec: DataSpec) -> Any:
         """Returns the options of a spec, of `options_class`. Raises ValueError where it sets others."""
@@ -323,10 +326,6 @@ BUILTIN_SOURCES: dict[str, str] = {
     "tokenized": "ringmaster.techniques.data.sources.token_rows:Tokenized",
     "chat": "ringmaster.techniques.data.sources.chat:Chat",
     "completion": "ringmaster.techniques.data.sources.completion:Completion",
-    "preference": "ringmaster.techniques.data.sources.completion:Preference",
-    "unpaired-preference": "ringmaster.techniques.data.sources.unpaired:UnpairedPreference",
-    "comparison": "ringmaster.techniques.data.sources.comparison:Comparison",
-    "rag": "ringmaster.techniques.data.sources.completion:Rag",
     "prompt": "ringmaster.techniques.data.sources.completion:Prompt",
     "embedding": "ringmaster.techniques.data.sources.text_rows:Embedding",
     **features.dotted_names("DATA_SOURCES"),

@@ -27,12 +27,6 @@ MODEL_KINDS = (CAUSAL, CLASSIFIER, SEQUENCE_TO_SEQUENCE, OTHER)
 
 ADVANTAGES, REWARDS = "advantages", "rewards"
 """The entries [rows, completions] of a batch of completions that a model has written, for losses with `generation`."""
-PASSAGE_SCORES = "passage_scores"
-"""The entry [rows, passages] of a batch with the retriever's scores of the passages of each row, the best first."""
-DESIRABLE = "desirable"
-"""The entry [rows] of a batch with 1 for completions that are desirable, and 0 for others."""
-MARGIN = "margin"
-"""The entry [rows] of a batch with how much greater the reward of the chosen answer should be than the other's."""
 JOB = "job:"
 """What options begin with that name a job of the batch, whose model the loss reads."""
 DOTTED_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
@@ -348,14 +342,8 @@ BUILTIN_LOSSES: dict[str, str] = {
     "mse": "ringmaster.techniques.losses.supervised:MeanSquaredError",
     "weighted-outputs": "ringmaster.techniques.losses.supervised:WeightedOutputs",
     "ctc": "ringmaster.techniques.losses.ctc:Ctc",
-    "dpo": "ringmaster.techniques.losses.preferences:Dpo",
-    "orpo": "ringmaster.techniques.losses.preferences:Orpo",
-    "simpo": "ringmaster.techniques.losses.preferences:Simpo",
-    "kto": "ringmaster.techniques.losses.kto:Kto",
-    "bradley-terry": "ringmaster.techniques.losses.reward_models:BradleyTerry",
     "contrastive": "ringmaster.techniques.losses.contrastive:Contrastive",
     "late-interaction": "ringmaster.techniques.losses.contrastive:LateInteraction",
-    "rag-sequence": "ringmaster.techniques.losses.preferences:RagSequence",
     **features.dotted_names("LOSSES"),
 }
 LOSSES = Registry(kind="loss", entry_point_group="ringmaster.losses", builtin=BUILTIN_LOSSES)

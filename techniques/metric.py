@@ -254,8 +254,6 @@ BUILTIN_METRICS: dict[str, str] = {
     "generated_rouge_l": "ringmaster.techniques.metrics.token_sequences:GeneratedRougeL",
     "word_error_rate": "ringmaster.techniques.metrics.transcripts:WordErrorRate",
     "character_error_rate": "ringmaster.techniques.metrics.transcripts:CharacterErrorRate",
-    "preference_accuracy": "ringmaster.techniques.metrics.comparisons:PreferenceAccuracy",
-    "reward_accuracy": "ringmaster.techniques.metrics.comparisons:RewardAccuracy",
     "hit_at_1": "ringmaster.techniques.metrics.comparisons:HitAt1",
     "hit_at_5": "ringmaster.techniques.metrics.comparisons:HitAt5",
     "mrr": "ringmaster.techniques.metrics.comparisons:MeanReciprocalRank",

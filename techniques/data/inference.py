@@ -153,8 +153,7 @@ def with_loss_of(job: Job, *folders: Path) -> Job:
     source = data_source_of(job.data)
     saved = next((content for each in folders if (content := read_json(each / LOSS))), {})
     if not saved or saved["kind"] != source.name:
-        usual = source.usual_loss if isinstance(source, RowSource) else None
-        return job if usual is None else with_hard_negatives(replace(job, loss=usual))
+        return job if source.usual_loss is None else with_hard_negatives(replace(job, loss=source.usual_loss))
     options = dict(saved["loss_options"])
     if job.data.path is not None or columns_of_saved(job.data):
         options.pop(HARD_NEGATIVES, None)  # those of the data that is evaluated on count

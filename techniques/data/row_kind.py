@@ -353,8 +353,6 @@ class RowKind(StoredSource):
     keeps_files: whether the samples of each file are kept, so that a new file costs no other file's samples again. Then
         a sample may depend on its row, the tokenizer and the spec's settings alone, and not on other files. Classes may
         be in `labels` alone.
-    usual_loss: the loss by which models are evaluated on samples of several sequences, where no other one is known;
-        None where a model's own loss reads the samples.
     decisive: well-known columns that change what a row means and that are not read, each with what is wrong with a row
         that has a value there, and a remedy. Rows are refused, unless `ignored_columns` names the column.
     has_targets: whether labels are the tokens of a target, which an encoder-decoder writes.
@@ -384,7 +382,6 @@ class RowKind(StoredSource):
     decisive: ClassVar[Mapping[str, str]] = {}
     uncut: ClassVar[frozenset[str]] = frozenset()
     keeps_files: ClassVar[bool] = True
-    usual_loss: ClassVar[str | None] = None
     is_embedded: ClassVar[bool] = False
     rows_at_once: ClassVar[int] = 512
 

@@ -22,6 +22,14 @@ def token_log_probabilities(logits: Tensor, labels: Tensor) -> Tensor:
     return -each.reshape(labels.shape)
 
 
+def log_probabilities(logits: Tensor, labels: Tensor) -> Tensor:
+    """Returns the natural log-probability of the labelled tokens of each sequence, in fp32, [rows, ...].
+
+    logits: [rows, ..., tokens, vocabulary]. labels: the token that each position predicts, [rows, ..., tokens].
+    """
+    return token_log_probabilities(logits, labels).sum(-1)
+
+
 @dataclass(frozen=True, kw_only=True)
 class CrossEntropy(loss.LossFunction):
     """The mean cross entropy of `torch.nn.functional.cross_entropy`, over the labels that are not -100.

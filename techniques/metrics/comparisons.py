@@ -76,36 +76,6 @@ class RecallAt5(RecallAt1):
     num_best = 5
 
 
-class PreferenceAccuracy(Metric):
-    """The share of pairs whose chosen answer has the larger reward; equal rewards do not count as right.
-
-    The job's loss defines the rewards (Rafailov et al., Direct Preference Optimization, 2023, section 5). Of single
-    completions, those count as right whose reward is above 0 if they are desirable, and below 0 if they are not.
-    """
-
-    name = "preference_accuracy"
-    higher_is_better = True
-    sums = ("preferred_pairs", "pairs")
-    needs = "a loss over pairs of a chosen and a rejected answer, or over desirable and other completions"
-    share_of = "pairs"
-    reads_whole_rows = True
-
-    def compute_sums(self, outputs: Outputs) -> Mapping[str, Tensor] | None:
-        """Returns whether each pair is in order, [rows]; None where the loss has no rewards."""
-        rewards = outputs.rewards
-        if rewards is None:
-            return None
-        in_order = rewards[:, 0] > rewards[:, 1]
-        return {"preferred_pairs": in_order, "pairs": in_order | True}
-
-
-class RewardAccuracy(PreferenceAccuracy):
-    """The share of pairs to whose chosen answer a reward model gives the larger reward; equal ones are not right."""
-
-    name = "reward_accuracy"
-    needs = "the loss bradley-terry of a reward model"
-
-
 class HitAt1(Metric):
     """The share of rows whose right passage is ranked before the row's other candidates, its hard negatives.
 

@@ -13,9 +13,9 @@ from ringmaster.errors import StepError
 from ringmaster.techniques.data.inference import encodes_text
 from ringmaster.techniques.data.row_files import has_tokenizer
 from ringmaster.techniques.data.tokenizer_folders import have_other_tokens
-from ringmaster.techniques.data_source import PreparedData
+from ringmaster.techniques.data_source import PreparedData, data_source_of
 from ringmaster.techniques.job import Job
-from ringmaster.techniques.loss import DESIRABLE
+from ringmaster.techniques.loss import BUILTIN_LOSSES, loss_class
 from ringmaster.techniques.metric import IGNORED
 from ringmaster.techniques.training.bound_loss import ADDED, BoundLoss, logits_of
 from ringmaster.text import message_of
@@ -43,8 +43,11 @@ def faults_of_samples(job: Job, model: nn.Module, loss: BoundLoss, batch: Mappin
     if loss.inputs is not None and (job.loss is None or loss.function is not None):
         read = () if loss.function is None else loss.function.reads
         ignored = sorted(batch.keys() - loss.inputs - {"labels", *ADDED, *read})
-        if DESIRABLE in ignored:
-            yield "loss: some completions are not desirable, and all would be learnt. To fix: set loss to kto"
+        if readers := [name for name in BUILTIN_LOSSES if (other := loss_class(name)) and {*ignored} & {*other.reads}]:
+            yield (
+                f"loss: samples have {', '.join(ignored)}, which this loss does not read. To fix: set loss to "
+                f"{' or '.join(readers)}, or leave this out of the samples"
+            )
         elif ignored and batch.keys() & loss.inputs:
             yield (
                 f"data: samples have {', '.join(ignored)}, which the model's forward does not take; it takes "
@@ -61,8 +64,9 @@ def faults_of_samples(job: Job, model: nn.Module, loss: BoundLoss, batch: Mappin
             )
     pairs = batch.get("input_ids")
     if pairs is not None and pairs.dim() == 3 and job.loss is None:
-        named = "dpo, orpo or simpo" if "labels" in batch else "contrastive or late-interaction"
-        yield f"loss: samples are pairs, of which the model has no loss of its own. To fix: set loss to {named}"
+        usual = data_source_of(job.data).usual_loss
+        remedy = f"set loss to one of pairs, such as {usual or 'those in docs/losses.md'}"
+        yield f"loss: samples are pairs, of which the model has no loss of its own. To fix: {remedy}"
         return
     labels = batch.get("labels")
     is_masked = type(model).__name__.endswith(MASKED) and pairs is not None and labels is not None

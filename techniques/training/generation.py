@@ -23,8 +23,7 @@ from transformers import LogitsProcessorList
 from ringmaster.codec import digest
 from ringmaster.registry import resolve
 from ringmaster.techniques.data.row_kind import SampleContext
-from ringmaster.techniques.data.sources.comparison import answer_context, answer_tokens
-from ringmaster.techniques.data.sources.completion import PROMPT, ROW
+from ringmaster.techniques.data.sources.completion import PROMPT, ROW, answer_context, answer_tokens
 from ringmaster.techniques.job_features import MAX_WHOLE
 from ringmaster.techniques.job_specs import EvaluationSpec
 from ringmaster.techniques.loss import ADVANTAGES, REWARDS, Generation, LossFunction

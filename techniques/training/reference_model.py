@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ringmaster.techniques.data_source import PreparedData
-from ringmaster.techniques.losses.preferences import log_probabilities
+from ringmaster.techniques.losses.supervised import log_probabilities
 from ringmaster.techniques.models.adapter_modules import switchable
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.processes.order import TRAIN, TRIAL, GangOrder

@@ -61,6 +61,7 @@ BUILTIN = (
     "ringmaster.features.untrusted",
     "ringmaster.features.warm_start",
     "ringmaster.features.ludwig",
+    "ringmaster.features.preference",
     "ringmaster.features.negatives",
     "ringmaster.features.on_policy",
     "ringmaster.features.reward_jobs",

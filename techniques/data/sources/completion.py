@@ -1,4 +1,4 @@
-"""Prompts with completions, or with a chosen and a rejected answer, of which a language model learns the answers.
+"""Prompts with completions, which a language model learns.
 
 Or prompts alone, to which a language model in training writes the completions itself.
 """
@@ -6,6 +6,7 @@ Or prompts alone, to which a language model in training writes the completions i
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -13,12 +14,12 @@ import numpy as np
 from ringmaster.techniques.data import row_source
 from ringmaster.techniques.data.chat_template import ANSWER, CALLS, Message
 from ringmaster.techniques.data.row_kind import MEDIA
+from ringmaster.techniques.data.row_tokenizer import RowTokenizer
 from ringmaster.techniques.data.sources import chat
 from ringmaster.techniques.data.sources.text_rows import filled
 from ringmaster.techniques.data_source import DataOptions, column
 from ringmaster.techniques.job_features import Description, Format
 from ringmaster.techniques.job_specs import DataSpec
-from ringmaster.techniques.loss import PASSAGE_SCORES
 from ringmaster.techniques.metric import IGNORED
 
 BESIDE_MESSAGES = {
@@ -86,7 +87,7 @@ class Completion(chat.ConversationSource):
 
     def texts(self, row: Mapping[str, Any], *, context: row_source.SampleContext) -> Iterable[str]:
         """Returns both texts, also those of messages where a tokenizer is trained on them."""
-        prompt, completion = _prompt_of(row), row["completion"]
+        prompt, completion = prompt_with_context(row), row["completion"]
         if context.spec.tokenizer is not None and isinstance(prompt, str) and isinstance(completion, str):
             return (prompt, prompt + completion)  # which are encoded
         return chat.texts_of((prompt, completion), context)
@@ -94,9 +95,9 @@ class Completion(chat.ConversationSource):
     def reference(self, row: Mapping[str, Any], *, context: row_source.SampleContext) -> Mapping[str, Any] | None:
         """Returns the tokens of the tokenizer's own call for prompt and completion as one text, as in TRL."""
         if isinstance(row["completion"], list):
-            prompt, answer = _turns(row, "completion", context)
+            prompt, answer = prompt_and_answer(row, "completion", context)
             return chat.chat_reference(prompt, context, answer=answer, tools=chat.tools_of(row["tools"]))
-        tokens = answered_by_library(_prompt_of(row), row["completion"], context)
+        tokens = answered_by_library(prompt_with_context(row), row["completion"], context)
         return None if tokens is None else {"input_ids": tokens}
 
     def with_passages(
@@ -106,10 +107,10 @@ class Completion(chat.ConversationSource):
         retriever, tokenizer = context.retriever, context.tokenizer
         if retriever is None:
             return list(rows)
-        questions = [prompt if isinstance(prompt := _prompt_of(row), str) else "" for row in rows]
+        questions = [prompt if isinstance(prompt := prompt_with_context(row), str) else "" for row in rows]
         retrieved, result = context.find_passages(questions), list(rows)
         for place, (row, question, passages) in enumerate(zip(rows, questions, retrieved, strict=True)):
-            if not isinstance(_prompt_of(row), str):
+            if not isinstance(prompt_with_context(row), str):
                 continue
             num_around = len(tokenizer.start_ids) + 1
             while True:
@@ -123,7 +124,7 @@ class Completion(chat.ConversationSource):
 
     def remark(self, row: Mapping[str, Any], *, context: row_source.SampleContext) -> str | None:
         """Returns what to know of a completion that repeats the prompt, and of messages."""
-        return REPEATED if _repeats_prompt(row, "completion") else super().remark(row, context=context)
+        return REPEATED if repeats_prompt(row, "completion") else super().remark(row, context=context)
 
     def sample(self, row: Mapping[str, Any], *, context: row_source.SampleContext) -> Mapping[str, Any]:
         """Returns the tokens, and labels for those of the completion."""
@@ -134,64 +135,20 @@ class Completion(chat.ConversationSource):
                 "a row has a history. To fix: make its turns messages, for kind chat, or remove the column"
             )
         if isinstance(row["completion"], list):
-            prompt, answer = _turns(row, "completion", context)
+            prompt, answer = prompt_and_answer(row, "completion", context)
             return chat.answered_chat(prompt, answer, context, tools=chat.tools_of(row["tools"]))
         chat.refuse_tools(row)
         for role in ("prompt", *(role for role in ("input", "system") if row[role])):
             row_source.text_of(row, role)
-        return answered(_prompt_of(row), [row_source.text_of(row, "completion", may_be_blank=True)], context)[0]
+        completion = row_source.text_of(row, "completion", may_be_blank=True)
+        return answered(prompt_with_context(row), [completion], context)[0]
 
 
-class Rag(Completion):
-    """A row of tokens for each passage that is found for the prompt, [passages, tokens], and their scores.
+def prompt_with_context(row: Mapping[str, Any]) -> Any:
+    """Returns the prompt with what belongs to it before and behind it, after empty lines.
 
-    Each has one passage, the prompt and the completion, as the loss rag-sequence wants them. Only the completion has
-    labels.
+    One that is not text stays as it is.
     """
-
-    name = "rag"
-    reference = row_source.RowSource.reference  # a sample has several rows, with the passages that were found
-    packs = False
-    version = 1
-
-    def check(self, spec: DataSpec) -> None:
-        """Raises ValueError where there is no retriever."""
-        super().check(spec)
-        if row_source.retriever_of(spec) is None:
-            raise ValueError("data: kind rag reads passages. To fix: set retriever, such as {store: NAME@champion}")
-
-    def with_passages(
-        self, rows: Sequence[Mapping[str, Any]], *, context: row_source.SampleContext
-    ) -> list[Mapping[str, Any]]:
-        """Returns rows with a prompt for each passage, and the scores of the passages."""
-        retriever = context.retriever
-        assert retriever is not None, "as checked"
-        questions = [str(_prompt_of(row)) for row in rows]
-        return [
-            {
-                **row,
-                "prompts": [retriever.prompt([each.text], question) for each in passages],
-                PASSAGE_SCORES: [each.score for each in passages],
-            }
-            for row, question, passages in zip(rows, questions, context.find_passages(questions), strict=True)
-        ]
-
-    def texts(self, row: Mapping[str, Any], *, context: row_source.SampleContext) -> Iterable[str]:
-        """Returns the prompts, with and without the completion."""
-        prompts = row.get("prompts", [row["prompt"]])
-        return [text for prompt in prompts for text in (prompt, f"{prompt}{row['completion']}")]
-
-    def sample(self, row: Mapping[str, Any], *, context: row_source.SampleContext) -> Mapping[str, Any]:
-        """Returns the tokens and labels behind each passage, shorter ones filled up, and the scores."""
-        chat.refuse_tools(row)
-        row_source.text_of(row, "prompt")
-        answer = row_source.text_of(row, "completion", may_be_blank=True)
-        rows = _alike([answered(prompt, [answer], context)[0] for prompt in row["prompts"]], context)
-        return {**rows, PASSAGE_SCORES: np.array(row[PASSAGE_SCORES], np.float32)}
-
-
-def _prompt_of(row: Mapping[str, Any]) -> Any:
-    """The prompt, with what belongs to it before and behind it, after empty lines; unchanged where it is not text."""
     if not isinstance(row["prompt"], str):
         return row["prompt"]
     parts = (row["system"] or None, row["prompt"], row["input"] or None)
@@ -204,8 +161,8 @@ REPEATED = (
 )
 
 
-def _repeats_prompt(row: Mapping[str, Any], role: str) -> bool:
-    """Whether the text of an answer begins with that of the prompt."""
+def repeats_prompt(row: Mapping[str, Any], role: str) -> bool:
+    """Returns whether the text of an answer begins with that of the prompt."""
     prompt, answer = row["prompt"], row[role]
     return isinstance(prompt, str) and isinstance(answer, str) and answer.lstrip().startswith(prompt.strip())
 
@@ -214,8 +171,10 @@ ASKING = ("system", "developer", "user")
 """The roles of messages that are not answers."""
 
 
-def _turns(row: Mapping[str, Any], role: str, context: row_source.SampleContext) -> tuple[list[Message], list[Message]]:
-    """The messages of a row's prompt, and those of its answer without those of the prompt that it begins with.
+def prompt_and_answer(
+    row: Mapping[str, Any], role: str, context: row_source.SampleContext
+) -> tuple[list[Message], list[Message]]:
+    """Returns the messages of a row's prompt, and those of its answer without those of the prompt that it begins with.
 
     Raises ValueError where the answer is empty or begins with a question, or an input would be left out.
     """
@@ -223,7 +182,7 @@ def _turns(row: Mapping[str, Any], role: str, context: row_source.SampleContext)
     answer = chat.as_messages(row[role], roles=roles)
     if row["input"] and not isinstance(row["prompt"], str):
         raise ValueError("an input cannot be combined with a prompt of messages. To fix: put it into a message")
-    prompt = chat.as_messages(_prompt_of({**row, "system": None}), roles=roles)
+    prompt = chat.as_messages(prompt_with_context({**row, "system": None}), roles=roles)
     if answer[: len(prompt)] == prompt:  # as in UltraFeedback
         answer = answer[len(prompt) :]
     if not any(message.get("content") or message.get(CALLS) for message in answer):
@@ -267,8 +226,29 @@ def answered(prompt: str, answers: Sequence[str], context: row_source.SampleCont
     return [{"input_ids": each, "labels": [IGNORED] * num_of_prompt + each[num_of_prompt:]} for each in tokens]
 
 
-def _alike(rows: Sequence[Mapping[str, list[int]]], context: row_source.SampleContext) -> dict[str, Any]:
-    """Rows of tokens and labels as arrays [rows, tokens], the shorter ones filled up."""
+def answer_context(tokenizer_dir: Path, *, max_length: int) -> row_source.SampleContext:
+    """Returns what encodes answers as those of completions are encoded, by the tokenizer in a folder."""
+    return row_source.SampleContext(
+        spec=DataSpec(tokenizer=str(tokenizer_dir)),
+        options=CompletionOptions(),
+        max_length=max_length,
+        _tokenizer=RowTokenizer(tokenizer_dir),
+    )
+
+
+def answer_tokens(prompt: Any, answer: Any, context: row_source.SampleContext) -> dict[str, list[int]]:
+    """Returns the tokens of a prompt and its answer, texts or lists of messages, with labels for the answer alone."""
+    if isinstance(prompt, str):
+        return answered(prompt, [answer], context)[0]
+    roles = context.tokenizer.template.roles
+    messages, messages_of_answer = (chat.as_messages(each, roles=roles) for each in (prompt, answer))
+    if isinstance(answer, str):
+        messages_of_answer = [{"role": "assistant", "content": answer}]
+    return chat.answered_chat(messages, messages_of_answer, context)
+
+
+def aligned(rows: Sequence[Mapping[str, list[int]]], context: row_source.SampleContext) -> dict[str, Any]:
+    """Returns rows of tokens and labels as arrays [rows, tokens], the shorter ones filled up."""
     fill = {"input_ids": context.tokenizer.pad_id, "labels": IGNORED}
     return {name: filled([each[name] for each in rows], value) for name, value in fill.items()}
 
@@ -279,137 +259,6 @@ def num_common(one: Sequence[Any], two: Sequence[Any]) -> int:
         return len(one)
     pairs = enumerate(zip(one, two, strict=False))
     return next((place for place, (a, b) in pairs if a != b), min(len(one), len(two)))
-
-
-@dataclass(frozen=True, kw_only=True)
-class PreferenceOptions(DataOptions):
-    """The columns of two answers, of which one is preferred."""
-
-    prompt_column: str | None = column("prompt", "question", "instruction", is_optional=True)
-    chosen_column: Annotated[str | None, Description("the column that holds the preferred answer, such as better")] = (
-        column("chosen")
-    )
-    rejected_column: Annotated[str | None, Description("the column that holds the other answer, such as worse")] = (
-        column("rejected")
-    )
-    input_column: str | None = column("input", "context", is_optional=True)
-    tools_column: str | None = column("tools", is_optional=True)
-    system_column: str | None = column("system", is_optional=True)
-    history_column: str | None = column("history", is_optional=True)
-
-
-class Preference(chat.ConversationSource):
-    """Two rows of tokens, [2, tokens]: the prompt with the chosen answer, and with the rejected one.
-
-    The prompt has no labels. Prompts and answers are texts, or lists of messages, which the tokenizer's chat template
-    renders with the row's `tools`. `input` and `system` are as those of completions. Without a prompt, it is the common
-    beginning of `chosen` and `rejected`. Messages of the prompt that the answers repeat are left out of them.
-    """
-
-    name = "preference"
-    usual_loss: ClassVar[str | None] = "simpo"  # which compares without a reference model
-    decisive: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(
-            ("context", "passage", "conversations"),
-            "which is not read. To fix: set prompt_column or input_column to it, or put it into the prompt",
-        ),
-        **BESIDE_MESSAGES,
-        **chat.OF_TEMPLATES,
-        **dict.fromkeys(
-            ("label", "preference", "winner"),
-            "which may mark the rejected answer as the better one, and is not read. To fix: exchange both answers "
-            "of such rows, and leave the column out",
-        ),
-        **MEDIA,
-    }
-    options_class: ClassVar[type[DataOptions]] = PreferenceOptions
-    needs_tokenizer = True
-    is_causal = True
-    version = 4
-
-    def texts(self, row: Mapping[str, Any], *, context: row_source.SampleContext) -> Iterable[str]:
-        """Returns the texts, also those of messages where a tokenizer is trained on them."""
-        if context.spec.tokenizer is not None and all(isinstance(row[role], str) for role in ("chosen", "rejected")):
-            prompt, *answers = _prompt_and_answers(row)
-            return (prompt, *(prompt + answer for answer in answers)) if isinstance(prompt, str) else ()  # as encoded
-        return chat.texts_of((row["prompt"], row["chosen"], row["rejected"]), context)
-
-    def sample(self, row: Mapping[str, Any], *, context: row_source.SampleContext) -> Mapping[str, Any]:
-        """Returns the tokens and labels of both answers, the shorter one filled up."""
-        return _alike(self.pair(row, context=context), context)
-
-    def pair(self, row: Mapping[str, Any], *, context: row_source.SampleContext) -> list[dict[str, list[int]]]:
-        """Returns the tokens and labels of the chosen answer, and of the rejected one. Raises as `sample`."""
-        if isinstance(row["chosen"], str) != isinstance(row["rejected"], str):
-            raise ValueError("chosen and rejected are of different types. To fix: give two texts, or two lists")
-        if row["history"]:
-            raise ValueError("a row has a history. To fix: make prompt and history messages, or remove the column")
-        if row["prompt"] is None and (row["input"] or row["system"]):
-            raise ValueError("an input or a system text has no prompt. To fix: set prompt_column")
-        if not isinstance(row["chosen"], str):
-            return _conversation_pair(row, context)
-        chat.refuse_tools(row)
-        for role in ("input", "system"):
-            if row[role]:
-                row_source.text_of(row, role)
-        for role in ("chosen", "rejected"):  # without a prompt, they begin with it
-            row_source.text_of(row, role, may_be_blank=row["prompt"] is not None)
-        prompt, chosen, rejected = _prompt_and_answers(row)
-        if not isinstance(prompt, str):
-            raise ValueError("the prompt is not text, but the answers are. To fix: give three texts, or three lists")
-        return answered(prompt, [chosen, rejected], context)
-
-    def reference(self, row: Mapping[str, Any], *, context: row_source.SampleContext) -> Mapping[str, Any] | None:
-        """Returns the tokens of the tokenizer's own call for the prompt with each answer as one text, as in TRL."""
-        if not isinstance(row["chosen"], str):
-            pairs, tools = _pair_turns(row, context), chat.tools_of(row["tools"])
-            given = [chat.chat_reference(prompt, context, answer=answer, tools=tools) for prompt, answer in pairs]
-            samples = [each for each in given if each is not None]
-            return _alike(samples, context) if len(samples) == len(given) else None
-        prompt, *answers = _prompt_and_answers(row)
-        tokens = [answered_by_library(prompt, answer, context) for answer in answers]
-        known = [each for each in tokens if each is not None]
-        return {"input_ids": filled(known, context.tokenizer.pad_id)} if len(known) == len(tokens) else None
-
-    def remark(self, row: Mapping[str, Any], *, context: row_source.SampleContext) -> str | None:
-        """Returns what to know of answers that repeat the prompt, and of messages."""
-        are_repeated = all(_repeats_prompt(row, role) for role in ("chosen", "rejected"))
-        return REPEATED if are_repeated else super().remark(row, context=context)
-
-
-def _prompt_and_answers(row: Mapping[str, Any]) -> tuple[Any, str, str]:
-    """The prompt and both answers, of texts.
-
-    Without a prompt, it is what both answers begin with, as in TRL: without a space at its end, which belongs to the
-    next word. An answer that the other one begins with keeps its last character.
-    """
-    prompt, chosen, rejected = _prompt_of(row), row["chosen"], row["rejected"]
-    if prompt is None:
-        length = num_common(chosen, rejected)
-        if length == min(len(chosen), len(rejected)):
-            length = max(length - 1, 0)
-        elif chosen[:length].endswith(" "):
-            length -= 1
-        prompt = chosen[:length]
-        chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
-    return prompt, chosen, rejected
-
-
-def _conversation_pair(row: Mapping[str, Any], context: row_source.SampleContext) -> list[dict[str, list[int]]]:
-    tools = chat.tools_of(row["tools"])
-    return [chat.answered_chat(prompt, answer, context, tools=tools) for prompt, answer in _pair_turns(row, context)]
-
-
-def _pair_turns(row: Mapping[str, Any], context: row_source.SampleContext) -> list[tuple[list[Message], list[Message]]]:
-    """The messages of the prompt and of the answer, for the chosen answer and for the rejected one."""
-    if row["prompt"] is None:
-        roles = context.tokenizer.template.roles
-        chosen, rejected = (chat.as_messages(row[key], roles=roles) for key in ("chosen", "rejected"))
-        num_of_prompt = num_common(chosen, rejected)
-        if not num_of_prompt:
-            raise ValueError("the answers do not begin with a common prompt. To fix: add it, or set prompt_column")
-        row = {**row, "prompt": chosen[:num_of_prompt]}
-    return [_turns(row, role, context) for role in ("chosen", "rejected")]
 
 
 PROMPT = "prompt"

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from datasets import Dataset
 
+from ringmaster.features.preference.preference_rows import Preference
 from ringmaster.techniques.data import open_data, prepare
 from ringmaster.techniques.data.inference import with_hard_negatives
 from ringmaster.techniques.data.row_kind import SampleContext
 from ringmaster.techniques.data.row_tokenizer import RowTokenizer
-from ringmaster.techniques.data.sources.completion import Completion, CompletionOptions, Preference
+from ringmaster.techniques.data.sources.completion import Completion, CompletionOptions
 from ringmaster.techniques.data.sources.text_rows import Embedding
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.job_specs import DataSpec, ModelSpec

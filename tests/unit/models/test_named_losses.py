@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch.nn import functional
 
+from ringmaster.features.preference.comparison_rows import MARGIN
+from ringmaster.features.preference.unpaired_rows import DESIRABLE
+from ringmaster.features.stores.passage_answers import PASSAGE_SCORES
 from ringmaster.techniques import loss as registry
 from ringmaster.techniques.data_source import PreparedData
 from ringmaster.techniques.job_specs import ModelSpec
 from ringmaster.techniques.loss import (
     CLASSIFIER,
-    DESIRABLE,
-    MARGIN,
-    PASSAGE_SCORES,
     LossFunction,
     Values,
     option,

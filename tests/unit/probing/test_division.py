@@ -6,10 +6,13 @@ from itertools import product
 import pytest
 import torch
 
+from ringmaster.features.preference.comparison_rows import MARGIN
+from ringmaster.features.preference.unpaired_rows import DESIRABLE
+from ringmaster.features.stores.passage_answers import PASSAGE_SCORES
 from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.data_source import PreparedData
-from ringmaster.techniques.loss import ADVANTAGES, BUILTIN_LOSSES, DESIRABLE, MARGIN, PASSAGE_SCORES, loss_class
+from ringmaster.techniques.loss import ADVANTAGES, BUILTIN_LOSSES, loss_class
 from ringmaster.techniques.models.adapters import attach
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.training.bound_loss import bind_loss, disable_dropout

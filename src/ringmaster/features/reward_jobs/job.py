@@ -9,7 +9,9 @@ from ringmaster.findings import Finding, Location, Raw, as_list, as_mapping, fin
 from ringmaster.techniques.job_features import JobFeature
 from ringmaster.techniques.job_specs import ModelSpec
 from ringmaster.techniques.loss import job_named
-from ringmaster.techniques.losses.reward_models import BradleyTerry
+
+REWARD_MODEL_LOSS = "bradley-terry"
+"""The name of the loss that trains reward models."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,10 +58,10 @@ class RewardJobs(JobFeature):
         named = loss.get("name") if isinstance(loss, Mapping) else loss
         yield from findings_where(
             (
-                named != BradleyTerry.name,
+                named != REWARD_MODEL_LOSS,
                 (),
                 f"{name} trains no reward model",
-                f"name a job whose loss is {BradleyTerry.name}",
+                f"name a job whose loss is {REWARD_MODEL_LOSS}",
             ),
             (
                 parent.get("adapter") is not None,

@@ -18,7 +18,7 @@ from torch import nn
 from ringmaster.compat.transformers import MODEL_CONSTRUCTION
 from ringmaster.features.reward_jobs.job import RewardJobs
 from ringmaster.techniques.data.row_kind import SampleContext
-from ringmaster.techniques.data.sources.comparison import answer_context, answer_tokens
+from ringmaster.techniques.data.sources.completion import answer_context, answer_tokens
 from ringmaster.techniques.job_features import MAX_WHOLE
 from ringmaster.techniques.model_facts import num_positions
 from ringmaster.techniques.models.build import build_model

@@ -11,7 +11,9 @@ from ringmaster.techniques.data.row_kind import LABEL
 from ringmaster.techniques.data.sources.completion import Completion, CompletionOptions
 from ringmaster.techniques.data_source import DataOptions, column
 from ringmaster.techniques.job_features import Description
-from ringmaster.techniques.loss import DESIRABLE
+
+DESIRABLE = "desirable"
+"""The entry [rows] of a batch with 1 for completions that are desirable, and 0 for others."""
 
 FLAGS = {"true": 1, "1": 1, "false": 0, "0": 0}
 """The marks of completions as they are written in files."""

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from ringmaster.features.preference.unpaired_rows import DESIRABLE
 from ringmaster.techniques import loss
-from ringmaster.techniques.losses.preferences import log_probabilities
+from ringmaster.techniques.losses.supervised import log_probabilities
 from ringmaster.techniques.metric import IGNORED
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class Kto(loss.LossFunction):
     kinds: ClassVar[tuple[str, ...]] = (loss.CAUSAL,)
     needs_reference: ClassVar[bool] = True
     drops_out: ClassVar[bool] = False
-    reads: ClassVar[tuple[str, ...]] = (loss.DESIRABLE,)
+    reads: ClassVar[tuple[str, ...]] = (DESIRABLE,)
     total_names: ClassVar[tuple[str, ...]] = (ROWS, DIVERGENCE)
 
     beta: float = loss.option(0.1, loss.Values(above=0))
@@ -106,12 +107,12 @@ class Kto(loss.LossFunction):
         """Returns values of completions, with the other sign for undesirable ones; and which ones are desirable."""
         import torch
 
-        if loss.DESIRABLE not in inputs.batch:
+        if DESIRABLE not in inputs.batch:
             raise ValueError(
-                f"loss kto: the samples have no {loss.DESIRABLE}. To fix: give rows with a prompt, a completion and a "
+                f"loss kto: the samples have no {DESIRABLE}. To fix: give rows with a prompt, a completion and a "
                 "label (data.kind: unpaired-preference)"
             )
-        desirable = inputs.batch[loss.DESIRABLE].bool()
+        desirable = inputs.batch[DESIRABLE].bool()
         return torch.where(desirable, values, -values), desirable
 
 

@@ -2,21 +2,19 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
+from ringmaster.features.preference.preference_rows import Preference, PreferenceOptions
 from ringmaster.techniques.data import row_source
 from ringmaster.techniques.data.class_labels import read_number
-from ringmaster.techniques.data.row_tokenizer import RowTokenizer
-from ringmaster.techniques.data.sources import chat
-from ringmaster.techniques.data.sources.completion import Preference, PreferenceOptions, answered
 from ringmaster.techniques.data.sources.text_rows import LARGEST, filled
 from ringmaster.techniques.data_source import DataOptions, PreparedData, column
 from ringmaster.techniques.job_features import Description
-from ringmaster.techniques.job_specs import DataSpec
-from ringmaster.techniques.loss import MARGIN
+
+MARGIN = "margin"
+"""The entry [rows] of a batch with how much greater the reward of the chosen answer should be than the other's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,24 +59,3 @@ class Comparison(Preference):
     def described(self, prepared: PreparedData) -> PreparedData:
         """Returns the description with one output."""
         return replace(prepared, num_labels=1)
-
-
-def answer_context(tokenizer_dir: Path, *, max_length: int) -> row_source.SampleContext:
-    """Returns what encodes answers as rows of the kind are encoded, by the tokenizer in a folder."""
-    return row_source.SampleContext(
-        spec=DataSpec(tokenizer=str(tokenizer_dir)),
-        options=ComparisonOptions(),
-        max_length=max_length,
-        _tokenizer=RowTokenizer(tokenizer_dir),
-    )
-
-
-def answer_tokens(prompt: Any, answer: Any, context: row_source.SampleContext) -> dict[str, list[int]]:
-    """Returns the tokens of a prompt and its answer, texts or lists of messages, with labels for the answer alone."""
-    if isinstance(prompt, str):
-        return answered(prompt, [answer], context)[0]
-    roles = context.tokenizer.template.roles
-    messages, messages_of_answer = (chat.as_messages(each, roles=roles) for each in (prompt, answer))
-    if isinstance(answer, str):
-        messages_of_answer = [{"role": "assistant", "content": answer}]
-    return chat.answered_chat(messages, messages_of_answer, context)

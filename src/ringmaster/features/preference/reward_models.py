@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from ringmaster.features.preference.comparison_rows import MARGIN
+from ringmaster.features.preference.preference_losses import CHOSEN, REJECTED
 from ringmaster.techniques import loss
-from ringmaster.techniques.losses.preferences import CHOSEN, REJECTED
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,7 +31,7 @@ class BradleyTerry(loss.LossFunction):
     kinds: ClassVar[tuple[str, ...]] = (loss.CLASSIFIER,)
     in_pairs: ClassVar[bool] = True
     drops_out: ClassVar[bool] = False
-    reads: ClassVar[tuple[str, ...]] = (loss.MARGIN,)
+    reads: ClassVar[tuple[str, ...]] = (MARGIN,)
 
     center_rewards_coefficient: float = loss.option(0.0, loss.Values(least=0))
 
@@ -40,7 +41,7 @@ class BradleyTerry(loss.LossFunction):
         from torch.nn.functional import logsigmoid
 
         rewards = self.rewards_of(inputs)
-        margin = inputs.batch.get(loss.MARGIN, torch.zeros((), device=rewards.device))
+        margin = inputs.batch.get(MARGIN, torch.zeros((), device=rewards.device))
         losses = -logsigmoid(rewards[:, CHOSEN] - rewards[:, REJECTED] - margin)
         if self.center_rewards_coefficient:
             losses = losses + self.center_rewards_coefficient * rewards.sum(-1).square()

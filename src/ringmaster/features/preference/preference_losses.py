@@ -1,4 +1,4 @@
-"""Losses of the log-probabilities of whole sequences: of a chosen and a rejected one, and of answers over passages."""
+"""Losses of pairs of a chosen and a rejected answer: DPO, ORPO and SimPO."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from ringmaster.techniques import loss
-from ringmaster.techniques.losses.supervised import token_log_probabilities
+from ringmaster.techniques.losses.supervised import log_probabilities, token_log_probabilities
 from ringmaster.techniques.metric import IGNORED
 
 if TYPE_CHECKING:
@@ -31,14 +31,6 @@ class PreferenceLoss(loss.LossFunction):
             missing = "the model returns no logits" if inputs.logits is None else "the samples have no labels"
             raise ValueError(f"loss {self.name}: {missing}. To fix: train a causal language model on pairs with labels")
         return inputs.logits, inputs.labels
-
-
-def log_probabilities(logits: Tensor, labels: Tensor) -> Tensor:
-    """Returns the natural log-probability of the labelled tokens of each sequence, in fp32, [rows, ...].
-
-    logits: [rows, ..., tokens, vocabulary]. labels: the token that each position predicts, [rows, ..., tokens].
-    """
-    return token_log_probabilities(logits, labels).sum(-1)
 
 
 def mean_log_probabilities(logits: Tensor, labels: Tensor) -> Tensor:
@@ -202,45 +194,3 @@ class Simpo(PreferenceLoss):
     def rewards_of(self, inputs: loss.LossInputs) -> Tensor:
         """Returns beta log p(y | x) / |y| of both sequences of each pair."""
         return self.beta * mean_log_probabilities(*self.predictions(inputs))
-
-
-@dataclass(frozen=True, kw_only=True)
-class RagSequence(loss.LossFunction):
-    """RAG-Sequence: a latent passage z explains the whole answer y to a question x, and is summed out.
-
-    With s(z) the retriever's score of the passages z of the best k:
-
-        p(z | x) = exp(s(z)) / sum over z' of exp(s(z'))
-        loss = mean over rows of -log sum over z of p(z | x) * product over i of p(y_i | x, z, y_1 ... y_(i-1))
-
-    The scores are those of the data, found when it was prepared: the generator is trained, and the retriever is not.
-
-    Source: Lewis et al., Retrieval-Augmented Generation for Knowledge-Intensive NLP Tasks (arXiv:2005.11401), section
-    2.1, whose document encoder and index are frozen too.
-    """
-
-    name: ClassVar[str] = "rag-sequence"
-    kinds: ClassVar[tuple[str, ...]] = (loss.CAUSAL,)
-    in_pairs: ClassVar[bool] = True
-    reads: ClassVar[tuple[str, ...]] = (loss.PASSAGE_SCORES,)
-
-    num_passages: int = loss.option(5, loss.WholeNumbers(least=1))
-
-    @property
-    def num_sequences(self) -> int:
-        """The question and its answer behind each of the passages."""
-        return self.num_passages
-
-    def row_sums(self, inputs: loss.LossInputs) -> tuple[Tensor, Tensor]:
-        """Returns the negative log-likelihood of each answer, and ones."""
-        import torch
-
-        scores = inputs.batch.get(loss.PASSAGE_SCORES)
-        if scores is None or inputs.logits is None or inputs.labels is None:
-            raise ValueError(
-                f"loss {self.name}: the samples have no {loss.PASSAGE_SCORES} and labels. To fix: train a causal "
-                "language model on samples with both (docs/losses.md)"
-            )
-        answers = log_probabilities(inputs.logits, inputs.labels)
-        losses = -(scores.float().log_softmax(-1) + answers).logsumexp(-1)
-        return losses, torch.ones_like(losses)
