@@ -27,7 +27,7 @@ COMMANDS: Mapping[str, Sequence[Callable[..., None]]] = {
     POOL: (pool.up, pool.down),
     MODELS: (
         *(models.evaluate, models.monitor, models.promote, models.rollback, models.export),
-        *(lineage.reproduce, stored_models.verify),
+        stored_models.verify,
     ),
 }
 COMMAND_GROUPS = (

@@ -260,7 +260,6 @@ _STORE = "\n\n**In the tensor store**\n\n"
 _FILES = "- files and metrics: "
 _STATE = "- state: "
 _SIGNATURE = "- signed: "
-_CERTIFICATE = "- made again, bit by bit: "
 _CULPRIT = "**A fault began here**, "
 _MORE = "\n- and 1000000 more"
 
@@ -300,25 +299,19 @@ def family_path(model: ModelRecord) -> str:
     return f"lineage/{model.model_id}.svg"
 
 
-def with_certificate(description: str, model: ModelRecord, *, path: str, day: str) -> str:
-    """Returns a page's text with the line that the model was made again bit by bit, in place of an earlier one."""
-    where = artifact_path(str(model.experiment_id), str(model.run_id), path)
-    return _with_line(description, _CERTIFICATE, link(f"certificate of {day}", where))
-
-
 def with_states(description: str, states: Sequence[str]) -> str:
     """Returns a page's text with the line of the model's states, in place of an earlier one."""
-    return _with_line(description, _STATE, ", ".join(states)) if states or f"\n{_STATE}" in description else description
+    return with_line(description, _STATE, ", ".join(states)) if states or f"\n{_STATE}" in description else description
 
 
 def with_signature(description: str, model: ModelRecord, *, digest: str) -> str:
     """Returns a page's text with the line that the model's files are signed. digest: of the signature."""
     files = logged_model_path(str(model.experiment_id), model.model_id)
     proof = f"{link('model.sig', files)} ({code_span(digest[:12])}), which `ringmaster verify` checks"
-    return _with_line(description, _SIGNATURE, proof)
+    return with_line(description, _SIGNATURE, proof)
 
 
-def _with_line(description: str, start: str, text: str) -> str:
+def with_line(description: str, start: str, text: str) -> str:
     """Returns a page's text with a line about the model, in place of one that begins alike."""
     lines = [line for line in description.split("\n") if not line.startswith(start)]
     place = next((i for i, line in enumerate(lines) if line.startswith(_FILES)), len(lines))

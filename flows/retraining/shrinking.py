@@ -13,7 +13,7 @@ from ringmaster.errors import InputError
 from ringmaster.extras import missing_extra
 from ringmaster.files import kept_value
 from ringmaster.flows.lineage.home import LineageHome
-from ringmaster.flows.lineage.reproducing import RecordedTraining
+from ringmaster.flows.lineage.recorded_training import RecordedTraining
 from ringmaster.model_lineage.graph import Graph
 from ringmaster.model_lineage.snapshot import LineageNode, Snapshot
 from ringmaster.tasks.batch import Batch

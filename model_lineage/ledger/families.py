@@ -18,7 +18,6 @@ from ringmaster.model_lineage.model_pages import (
     Relative,
     family_path,
     family_svg,
-    with_certificate,
     with_culprit,
     with_states,
 )
@@ -345,7 +344,7 @@ class Families(ModelRegistry):
                 self._draw(known, marks)
                 if (model := named.get(known.model_id)) is not None:
                     states = marks.states(self.client.get_logged_model(model.model_id))
-                    self._rewrite_page(model, partial(with_states, states=states))
+                    self.rewrite_page(model, partial(with_states, states=states))
             except LedgerError as error:
                 if error.may_pass:
                     raise
@@ -360,7 +359,7 @@ class Families(ModelRegistry):
         test: the test by which a bisection found it. reached: the descendants of the model.
         """
         self.client.set_logged_model_tags(record.model_id, {CULPRIT: test})
-        self._rewrite_page(record, lambda text: with_culprit(text, test))
+        self.rewrite_page(record, lambda text: with_culprit(text, test))
         self.redraw(record, *reached)
 
     def mark_undone(self, record: ModelRecord, what: str) -> None:
@@ -368,13 +367,7 @@ class Families(ModelRegistry):
         self.client.set_logged_model_tags(record.model_id, {UNDONE: what})
         self.redraw(record)
 
-    def certify(self, record: ModelRecord, certificate: Mapping[str, Any], *, path: str, day: str) -> None:
-        """Stores the certificate that a model was made again bit by bit, in its run, and names it on its page."""
-        assert record.run_id is not None
-        self.write_json(record.run_id, path, certificate)
-        self._rewrite_page(record, lambda text: with_certificate(text, record, path=path, day=day))
-
-    def _rewrite_page(self, record: ModelRecord, rewrite: Callable[[str], str]) -> None:
+    def rewrite_page(self, record: ModelRecord, rewrite: Callable[[str], str]) -> None:
         """Changes the text on a model's page, which is the description of its version and the note of its LoggedModel.
 
         A model without a version has no page.

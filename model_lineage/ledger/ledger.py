@@ -205,7 +205,7 @@ class Ledger(Models):
         table = compared_with_base(
             record, record_of(parent), weight_bytes=weight_bytes, metrics=_metrics(own), base_metrics=_metrics(parent)
         )
-        self._rewrite_page(record, lambda text: with_comparison(text, table, limit=model_pages.DESCRIPTION_LIMIT))
+        self.rewrite_page(record, lambda text: with_comparison(text, table, limit=model_pages.DESCRIPTION_LIMIT))
 
     def _write_store_section(self, record: ModelRecord) -> None:
         """Writes a model's size in the store and its components into its description and its note."""
@@ -219,7 +219,7 @@ class Ledger(Models):
                 )
                 how = "has" if part.get("is_named") else "shares"
                 lines.append(f"{how} {model_pages.link(part['name'], path)} ({megabytes(part['num_bytes'])})")
-        self._rewrite_page(record, lambda text: model_pages.with_store(text, lines))
+        self.rewrite_page(record, lambda text: model_pages.with_store(text, lines))
 
 
 def _metrics(model: Any) -> dict[str, float]:

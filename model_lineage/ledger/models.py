@@ -115,7 +115,7 @@ class Models(families.Families):
         if self.keys is not None and (
             digest := self.client.get_logged_model(record.model_id).tags.get(families.SIGNED)
         ):
-            self._rewrite_page(record, lambda text: model_pages.with_signature(text, record, digest=digest))
+            self.rewrite_page(record, lambda text: model_pages.with_signature(text, record, digest=digest))
         if datasets:
             self.write_table(run_id, model_pages.DATA_TABLE, [vars(dataset) for dataset in datasets])
         for parent in parent_records:
@@ -436,7 +436,7 @@ class Models(families.Families):
         shown: list[str] = []
         while (lines := self._child_lines(parent.model_id)) != shown:
             shown = lines
-            self._rewrite_page(parent, partial(model_pages.with_children, children=lines))
+            self.rewrite_page(parent, partial(model_pages.with_children, children=lines))
 
     def _unlink_child(self, parent_id: str, child_id: str) -> None:
         """Removes a child that `_link_child` has added to a parent's page."""
@@ -444,7 +444,7 @@ class Models(families.Families):
         if f"{families.CHILD}{child_id}" not in parent.tags:
             return
         self.client.delete_logged_model_tag(parent_id, f"{families.CHILD}{child_id}")
-        self._rewrite_page(
+        self.rewrite_page(
             families.record_of(parent), partial(model_pages.with_children, children=self._child_lines(parent_id))
         )
 

@@ -83,6 +83,7 @@ BUILTIN = (
     "ringmaster.features.speech",
     "ringmaster.features.retraining_value",
     "ringmaster.features.undo",
+    "ringmaster.features.reproduction",
     "ringmaster.features.diagnosis",
     "ringmaster.features.endpoint",
     "ringmaster.features.slurm",

@@ -92,7 +92,7 @@ def test_a_hundred_audits_find_a_change_as_often_as_they_say(bench, tmp_path):
     with in_home(home), pytest.MonkeyPatch.context() as patch:
         from contextlib import nullcontext
 
-        from ringmaster.flows.lineage import reproducing
+        from ringmaster.features.reproduction import reproducing
 
         patch.setattr(reproducing, "fork_server_for", lambda jobs: nullcontext(bench.server))
         made = train(bench, home, job_of(bench, write_rows(tmp_path / "rows.jsonl")), between=between)

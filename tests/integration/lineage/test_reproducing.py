@@ -13,12 +13,12 @@ from typer.testing import CliRunner
 from ringmaster.codec import to_json
 from ringmaster.errors import InputError
 from ringmaster.features.local_updates.job import LocalUpdates
+from ringmaster.features.reproduction import reproducing
+from ringmaster.features.reproduction.reproducing import ReproductionOptions, reproduce
 from ringmaster.features.target.job import Phases
 from ringmaster.features.warm_start.job import WarmStart
 from ringmaster.flows import cli
-from ringmaster.flows.lineage import reproducing
 from ringmaster.flows.lineage.home import LineageHome
-from ringmaster.flows.lineage.reproducing import ReproductionOptions, reproduce
 from ringmaster.model_lineage.base_models import record_base
 from ringmaster.tasks.recording.mlflow_writer import CHAIN, TRAINING
 from ringmaster.techniques import Adapter

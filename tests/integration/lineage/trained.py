@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ringmaster.codec import to_json
+from ringmaster.features.reproduction.reproducing import ReproductionOptions, reproduce
 from ringmaster.flows.lineage.home import LineageHome
-from ringmaster.flows.lineage.reproducing import ReproductionOptions, reproduce
 from ringmaster.model_lineage import Ledger, Origin
 from ringmaster.model_lineage.records import MetricPoint
 from ringmaster.tasks.recording.mlflow_writer import CHAIN, TRAINING, TrainingInputs

@@ -287,6 +287,7 @@ OF_FEATURES = {
 OF_FOLDERS = {
     "diagnosis": PACKAGES,
     "undo": PACKAGES,
+    "reproduction": PACKAGES,
     "endpoint/server": PACKAGES,
     "endpoint/compute": ("techniques",),
     "ray": ("techniques", "tasks"),

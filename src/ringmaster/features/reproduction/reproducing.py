@@ -18,24 +18,27 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ringmaster.codec import digest, from_json, to_json
 from ringmaster.errors import CheckpointError, InputError, LedgerError, input_errors
+from ringmaster.features.reproduction.reproduction_report import RepeatedLink, ReproductionReport
 from ringmaster.flows.lineage.home import LineageHome
-from ringmaster.flows.lineage.views import RepeatedLink, ReproductionReport
+from ringmaster.flows.lineage.recorded_training import RecordedTraining
 from ringmaster.flows.pool.own_node import own_devices
 from ringmaster.flows.services.first_processes import fork_server_for
+from ringmaster.model_lineage import model_pages
 from ringmaster.model_lineage.ledger.runs import flat_params
 from ringmaster.model_lineage.snapshot import LineageNode
 from ringmaster.model_lineage.tensors.comparison import SAME, tensor_changes, tensors_of_folder
 from ringmaster.tasks.cluster import detect
 from ringmaster.tasks.profiling.preflight_runs import TrialEnvironment, gang_shape, preflight_jobs, slots_of
 from ringmaster.tasks.profiling.trials import DevicesWanted
-from ringmaster.tasks.recording.mlflow_writer import CHAIN, TRAINING, TrainingInputs
 from ringmaster.tasks.recording.rows import ROWS, code_version, manifest_of
 from ringmaster.techniques import Job, registry
-from ringmaster.techniques.checkpoints.chain import StateChain, StateLink, read_chain, tensor_digests
+from ringmaster.techniques.checkpoints.chain import StateLink, read_chain, tensor_digests
 from ringmaster.techniques.checkpoints.checkpoint import copy_checkpoint
 from ringmaster.techniques.checkpoints.environment import TrainingEnvironment, cpu_name, versions
 from ringmaster.techniques.checkpoints.storage import checkpoint_steps
@@ -48,48 +51,8 @@ from ringmaster.text import Notice, enumerated
 
 CERTIFICATE = "training/reproduced.json"
 """The artifact of a model's run with the report of its newest whole reproduction that was equal."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RecordedTraining:
-    """What the lineage knows of how a model was trained.
-
-    chain: the chain of its states; None for a model that was made without steps.
-    """
-
-    node: LineageNode
-    record: TrainingInputs
-    chain: StateChain | None
-
-    @classmethod
-    def of(cls, home: LineageHome, node: LineageNode) -> RecordedTraining:
-        """Returns the record of a model. Raises InputError where it cannot be made again from it."""
-        if node.record.run_id is None:
-            raise InputError([f"{node.label} was not trained here. To fix: name a model that a batch has made"])
-        record = from_json(TrainingInputs, json.loads(_recorded(home, node, TRAINING, what="its job")))
-        if record.job.is_black_box:
-            raise InputError([f"{node.label} was trained by a command of its own, which alone knows what its steps do"])
-        if not record.job.trains:
-            return cls(node=node, record=record, chain=None)
-        text = _recorded(home, node, CHAIN, what="the chain of its states")
-        about = f"the chain of the states of {node.label} was changed after it was recorded: "
-        with input_errors(ValueError, TypeError, KeyError, AttributeError, about=about):
-            return cls(node=node, record=record, chain=StateChain.parse(text))
-
-    @property
-    def job(self) -> Job:
-        """The job as its states were trained, whatever its record says now."""
-        return self.record.job if self.chain is None else from_json(Job, self.chain.job)
-
-    @property
-    def links(self) -> tuple[StateLink, ...]:
-        """The links of its chain."""
-        return () if self.chain is None else self.chain.links
-
-
-def _recorded(home: LineageHome, node: LineageNode, path: str, *, what: str) -> str:
-    with input_errors(LedgerError, about=f"{node.label} was recorded without {what}, by an earlier release: "):
-        return home.ledger.read_text(str(node.record.run_id), path)
+PAGE_LINE = "- made again, bit by bit: "
+"""The beginning of the line on a model's page that names this artifact."""
 
 
 class Reproduction:
@@ -295,9 +258,19 @@ class Reproduction:
             chain, at = self.training.chain, datetime.now(UTC).isoformat(timespec="seconds")
             made_by = {"at": at, "device": self.device_name(), "versions": dict(versions())}
             certificate = {**report.to_json(), "folder": None, "chain": chain and chain.head, **made_by}
-            record = self.training.node.record
-            self.home.ledger.certify(record, certificate, path=CERTIFICATE, day=at.partition("T")[0])
+            self._certify(certificate, day=at.partition("T")[0])
         return report
+
+    def _certify(self, certificate: Mapping[str, Any], *, day: str) -> None:
+        """Stores a certificate in the model's run, and names it on the model's page, in place of an earlier one."""
+        record, ledger = self.training.node.record, self.home.ledger
+        run_id = str(record.run_id)
+        ledger.write_json(run_id, CERTIFICATE, certificate)
+        path = model_pages.artifact_path(str(record.experiment_id), run_id, CERTIFICATE)
+        ledger.rewrite_page(
+            record,
+            partial(model_pages.with_line, start=PAGE_LINE, text=model_pages.link(f"certificate of {day}", path)),
+        )
 
     def report(
         self,
