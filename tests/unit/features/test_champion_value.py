@@ -1,11 +1,14 @@
 """What retraining runs remember of a champion: its measurements by one metric, and the price of a training."""
 
 import math
+from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from ringmaster.features.retraining_value.champion_value import ChampionHistory
+from ringmaster.features.retraining_value import champion_value
+from ringmaster.features.retraining_value.champion_value import MAX_METRIC, ChampionHistory, measure_champion
 from ringmaster.tasks.retraining.runs import RetrainingStatus, RunRecord
 
 MODEL = SimpleNamespace(
@@ -114,3 +117,60 @@ def test_the_price_is_that_of_the_last_training_that_ended_with_its_sweep():
 def test_runs_of_earlier_releases_have_measured_nothing():
     old = RunRecord(name="shop", run_date="2026-11-01", status=RetrainingStatus.DONE, content={})
     assert history(old).observations == []
+
+
+def test_a_model_that_was_promoted_by_another_metric_begins_a_new_history():
+    # The champion was deleted, so that nothing was measured of it, and meanwhile the policy has got another metric.
+    promoted = verdict("promoted", candidate=0.9, metric="accuracy")
+    found = history(record(1, measured=champion(0.5)), record(2, verdict=promoted))
+    assert values(found) == [(None, -0.9, True)]
+    # The policy was changed while the run was interrupted, between the measurement and the comparison.
+    found = history(record(1, measured=champion(0.5), verdict=promoted), record(2, measured=champion(0.8, version=2)))
+    assert values(found) == [(0.8, None, False)]
+
+
+def test_a_candidate_that_was_kept_by_another_metric_does_not_count():
+    kept = verdict("kept", candidate=0.9, champion=0.8, metric="accuracy")
+    assert values(history(record(1, measured=champion(0.5), verdict=kept))) == [(0.5, None, False)]
+
+
+def measured_by(monkeypatch, model, *, value=0.5):
+    """Returns the request by which a champion is measured, and its measurement."""
+    requests = []
+
+    def examine(folder, request):
+        requests.append(request)
+        line = SimpleNamespace(value=value, low=value, high=value, level=0.95, num_rows=3)
+        return SimpleNamespace(measured=[line], faults=[])
+
+    monkeypatch.setattr(champion_value, "examine", examine)
+    run = SimpleNamespace(
+        production=SimpleNamespace(policy=None),
+        device=lambda: nullcontext(None),
+        node_context=SimpleNamespace(environment=None),
+    )
+    data = {"prices": {"digest": "own"}, "prices.compare_on": {"digest": "other"}}
+    measured = measure_champion(run, model, Path("champion"), version=1, data=data)
+    return requests[0], measured
+
+
+def model_with(compare_on):
+    job = SimpleNamespace(name="prices", data="what is trained on")
+    return SimpleNamespace(
+        name="prices", job=job, compare_on=compare_on, metric="loss", compares_on_all=compare_on is not None
+    )
+
+
+def test_a_champion_is_measured_without_the_rows_that_are_trained_on(monkeypatch):
+    other = SimpleNamespace(name="prices.compare_on")
+    request, _ = measured_by(monkeypatch, model_with(other))
+    assert (request.job, request.data) == (other, {"digest": "other"})
+    assert (request.trained_on.spec, request.trained_on.prepared) == ("what is trained on", {"digest": "own"})
+    own, _ = measured_by(monkeypatch, model_with(None))
+    assert own.trained_on is None  # of a job's own data, only held-out rows are read
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 2 * MAX_METRIC])
+def test_a_metric_whose_square_is_not_finite_decides_nothing(monkeypatch, value):
+    with pytest.raises(ValueError, match="the champion's loss is"):
+        measured_by(monkeypatch, model_with(None), value=value)

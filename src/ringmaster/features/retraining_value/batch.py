@@ -1,6 +1,5 @@
 """The key `due.value` of files of production models: what retraining costs, and what a worse model does."""
 
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
@@ -9,7 +8,9 @@ from ringmaster.findings import Finding, Location, Raw, findings_where
 from ringmaster.tasks.retraining.due_keys import MAX_DAYS, DueKeys
 from ringmaster.techniques.job_features import Description, Distinct, Limits
 
-Price = Annotated[float, Limits(gt=0, le=sys.float_info.max)]
+MAX_PRICE = 1e100
+"""The greatest price, far above any: what a day costs is still finite."""
+Price = Annotated[float, Limits(gt=0, le=MAX_PRICE)]
 NumDays = Annotated[int, Limits(ge=1, le=MAX_DAYS)]
 
 

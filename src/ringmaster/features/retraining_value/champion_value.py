@@ -1,6 +1,5 @@
 """What retraining runs measure of a champion, by which they decide whether retraining it pays."""
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import date
@@ -29,9 +28,12 @@ from ringmaster.tasks.retraining.report import cost_of_batch
 from ringmaster.tasks.retraining.runs import RunRecord
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.techniques.metric import metric_named
+from ringmaster.techniques.scoring.scored_rows import TrainingData
 
 PICTURE = "retraining/value.svg"
 """The artifact of the run that made a champion."""
+MAX_METRIC = 1e100
+"""The greatest absolute value of a metric by which is decided: the squares of all measurements are still finite."""
 
 
 def value_rules(model: ProductionModel) -> ValueKeys | None:
@@ -55,10 +57,18 @@ def measure_champion(
 ) -> MeasuredChampion:
     """Returns the metric of a champion on the rows on which versions are compared.
 
+    Those of `compare_on` that a candidate of this run would be trained on are left out, as in the comparison: rows that
+    a champion was trained on show nothing of how it does on others.
+
     folder: of the champion's files.
-    data: the JSON form of the prepared data.
+    data: the JSON form of the prepared data, by job.
     Raises ValueError if it cannot be measured.
     """
+    job, trained_on = model.job, None
+    if model.compare_on is not None:
+        job, trained_on = model.compare_on, TrainingData(spec=model.job.data, prepared=data[model.name])
+    if job.name not in data:
+        raise ValueError(f"the data of {job.name} cannot be read")
     policy = run.production.policy
     rule = policy or PLAIN_RULE
     metric = rule.metric or model.metric
@@ -66,8 +76,9 @@ def measure_champion(
         result = examine(
             folder,
             ExaminationRequest(
-                job=model.compare_on or model.job,
-                data=data,
+                job=job,
+                data=data[job.name],
+                trained_on=trained_on,
                 suite=Suite(name="metrics"),
                 metrics=[metric],
                 max_rows=rule.max_rows if policy is None or model.compares_on_all else policy.num_rows,
@@ -80,7 +91,7 @@ def measure_champion(
     if not result.measured:
         raise ValueError(f"the champion cannot be measured: {'; '.join(result.faults) or 'there are no rows'}")
     line = result.measured[0]
-    if not all(map(math.isfinite, (line.value, line.low, line.high))):
+    if not all(abs(value) <= MAX_METRIC for value in (line.value, line.low, line.high)):
         raise ValueError(f"the champion's {metric} is {line.value} on {line.num_rows} rows")
     stderr = (line.high - line.low) / 2 / NormalDist().inv_cdf((1 + line.level) / 2)
     return MeasuredChampion(version=version, metric=metric, value=line.value, stderr=stderr)
@@ -110,6 +121,13 @@ class ChampionHistory:
             self._champion, self._metric = measured.version, measured.metric
         verdict = record.content.get("verdicts", {}).get(model.name, {})
         is_promoted = verdict.get("outcome") == PROMOTED
+        if verdict.get("metric", self._metric) != self._metric:
+            # It was decided by another metric than was measured last: the values cannot be compared.
+            if is_promoted:
+                self.observations.clear()
+                measured = None
+            else:
+                verdict = {}
         if is_promoted:
             self._champion, self._metric = verdict["candidate_version"], verdict["metric"]
         seen = _observation(record.run_date[:10], measured, verdict, window_days=looked.get("window_days"))
@@ -216,7 +234,7 @@ def _candidate_value(measured: MeasuredChampion | None, verdict: Mapping[str, An
     Both were compared on the same rows, of which those are left out that the candidate was trained on.
     """
     value: float | None = verdict.get("candidate_value")
-    if value is None or not math.isfinite(value) or verdict.get("outcome") not in (PROMOTED, KEPT):
+    if value is None or not abs(value) <= MAX_METRIC or verdict.get("outcome") not in (PROMOTED, KEPT):
         return None
     if verdict.get("is_waiting"):
         return None

@@ -20,7 +20,10 @@ from ringmaster.tasks.retraining.promotion import lasting, version_of
 from ringmaster.tasks.retraining.selection import NewDataDecision
 
 UNKNOWN = NewDataDecision(is_due=False, why="whether retraining pays is not known yet", is_known=False)
-PRICE_REMEDY = "To fix: give due.value.price, or train it once by --force"
+NO_PRICE = (
+    "whether retraining pays is not known: no run has trained it at a cost. To fix: give due.value.price, or train it "
+    "once by --force"
+)
 
 
 class ByValue(NewDataRule):
@@ -41,15 +44,12 @@ class ByValue(NewDataRule):
         self, run: RetrainingRun, model: ProductionModel, champion: ModelRecord, folder: Path, data: Mapping[str, Any]
     ) -> RuleResult:
         """Measures the champion on the data of the run, and decides whether retraining pays."""
-        name = model.name if model.compare_on is None else model.compare_on.name
         try:
-            if name not in data:
-                raise ValueError(f"the data of {name} cannot be read")
-            measured = measure_champion(run, model, folder, version=version_of(champion), data=data[name])
+            measured = measure_champion(run, model, folder, version=version_of(champion), data=data)
         except (ValueError, OSError) as error:
             return RuleResult(decision=UNKNOWN, missing=f"whether retraining pays is not known: {lasting(error)}")
         value = value_now(run, model, measured)
-        missing = "" if value.terms else f"whether retraining pays is not known: no run has trained it. {PRICE_REMEDY}"
+        missing = "" if value.terms else NO_PRICE
         made = value.decision
         decision = UNKNOWN if made is None else NewDataDecision(is_due=made.is_due, why=made.why)
         return RuleResult(decision=decision, measured=to_json(measured), missing=missing)
