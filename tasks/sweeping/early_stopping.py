@@ -57,6 +57,10 @@ class TrialState:
         """Whether the trial has steps left to train up to its goal."""
         return not self.has_ended and self.goal > 0 and self.goal not in self.scores
 
+    def has_ended_at(self, rung: int) -> bool:
+        """Returns whether the trial has ended at a rung, and not after it."""
+        return self.has_ended and self.goal == rung
+
     def best(self, step: int) -> float:
         """Returns the best score up to a step."""
         return max((score for at, score in self.scores.items() if at <= step), default=-math.inf)
@@ -118,11 +122,12 @@ class TrialRecords:
     The scheduler of the sweep calls all methods, under its lock.
     """
 
-    def take(self, trial: str, report: EvaluationReported) -> Metrics | None:
-        """Takes an evaluation of a part of the rows. Returns the metrics that the trial is compared by after that step.
+    def take(self, trial: str, report: EvaluationReported, *, is_known: bool) -> Metrics | None:
+        """Takes an evaluation. Returns the metrics by which the trial is compared after that step; None for no others.
 
-        Returns None where the report has nothing new.
+        is_known: whether the trial has metrics of that step, as where a report is repeated after a crash.
         """
+        return None if is_known else report.metrics
 
     def state(self, trial: TrialState) -> TrialState:
         """Returns the state of a trial with what is kept of it."""
@@ -329,7 +334,8 @@ def _by_rungs(
     for rung, following in reversed(list(itertools.pairwise(stopping.rungs(total)))):
         comparison = stopping.comparison(trials, rung)
         scores = comparison.estimates
-        there = sorted((t for t in trials if t.name in scores), key=lambda t: -scores[t.name])
+        # A trial that has ended here does not continue, such as one that has failed while more rows were evaluated.
+        there = sorted((t for t in trials if t.name in scores), key=lambda t: (t.has_ended_at(rung), -scores[t.name]))
         num_to_come = sum(not t.has_ended and rung not in t.scores for t in trials)
         most = stopping.num_kept(len(there) + num_to_come, rung=rung, total=total)
         is_final = num_to_come == 0

@@ -143,7 +143,8 @@ class SweepScheduler:
             self._take_evaluation(event.job, event.event)
         elif isinstance(event, JobEnded):
             if event.record.status == JobStatus.DONE:
-                self._take_metrics(event.job, event.record.step, event.record.metrics)
+                last = EvaluationReported(step=event.record.step, metrics=event.record.metrics)
+                self._take_evaluation(event.job, last)
                 if JobStatus.DONE not in self._statuses.values():
                     self.on_first_done()
             self._statuses[event.job] = event.record.status
@@ -323,19 +324,11 @@ class SweepScheduler:
     # -- state ---------------------------------------------------------------------------------------------------------
 
     def _take_evaluation(self, name: str, report: EvaluationReported) -> None:
-        if report.part is None:
-            self._take_metrics(name, report.step, report.metrics)
-            return
-        with self._lock:
-            if (metrics := self.records.take(name, report)) is not None:
-                self.reports.setdefault(name, {})[report.step] = dict(metrics)
-                self._keep()
-
-    def _take_metrics(self, name: str, step: int, metrics: Mapping[str, float]) -> None:
         with self._lock:
             reports = self.reports.setdefault(name, {})
-            if step not in reports:  # a report repeated after a crash is equal
-                reports[step] = dict(metrics)
+            metrics = self.records.take(name, report, is_known=report.step in reports)
+            if metrics is not None:
+                reports[report.step] = dict(metrics)
                 self._keep()
 
     def _keep(self) -> None:

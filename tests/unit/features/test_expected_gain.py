@@ -94,8 +94,9 @@ def test_trials_that_were_stopped_count_as_draws_that_were_not_better():
     assert expected_gain([*ended(*range(5)), *stopped], promoted).probability == pytest.approx(5 / 10, abs=0.06)
 
 
-def test_equal_results_leave_nothing_to_gain():
-    assert expected_gain(ended(*[1.0] * 8), unbegun(8)).gain == 0.0
+def test_equal_results_say_nothing_of_a_gain():
+    assert expected_gain(ended(*[0.1] * 8), unbegun(8)) is None, "as of trials that have learnt nothing yet"
+    assert expected_gain(ended(1.0, 1.0, 1.0, 5e-324, 0.0), unbegun(8)).gain > 0
 
 
 def test_a_learning_curve_that_predicts_counts_in_place_of_the_rank():

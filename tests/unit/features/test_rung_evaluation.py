@@ -291,6 +291,53 @@ def test_a_part_of_which_a_gang_was_stopped_is_computed_by_the_next_one(tmp_path
     assert stopped.bench.runner.cut and stopped.statuses == undisturbed(GoingOn).statuses
 
 
+class Undivided(PartGangs):
+    """Gangs whose technique gives no values of rows where a trial is evaluated further: they evaluate all."""
+
+    def evaluation(self, job, step):
+        part = part_at(job.evaluation, step)
+        if part is None or part.begin == 0.0:
+            return super().evaluation(job, step)
+        return EvaluationReported(step=step, metrics=self.measure(job, step))
+
+
+@pytest.mark.timeout(60)
+def test_an_evaluation_of_all_rows_replaces_the_part(tmp_path, undisturbed):
+    swept = Swept(tmp_path, partial(), runner=Undivided()).run()
+    assert swept.statuses == undisturbed(PartGangs).statuses
+    records, reports = swept.sweep_scheduler.records, swept.sweep_scheduler.reports
+    jobs = {job.name: job for job in swept.jobs}
+    whole = [(name, step) for name, steps in reports.items() for step in steps if step not in records.rows[name]]
+    assert len(whole) > len(swept.names(JobStatus.DONE)), "some were evaluated further at a rung"
+    assert all(reports[name][step]["loss"] == loss(jobs[name], step) for name, step in whole)
+
+
+class FailingFurther(PartGangs):
+    """Gangs of which the first one that evaluates further rows fails."""
+
+    failed = ""
+
+    def end_one(self):
+        call, future = self.running[0]
+        part = part_at(call.order.job.evaluation, call.order.last_step)
+        if self.failed or part is None or part.begin == 0.0:
+            super().end_one()
+            return
+        self.running.pop(0)
+        self.failed = call.order.job.name
+        future.set_result(Outcome(status="invalid", message="its data is gone"))
+
+
+@pytest.mark.timeout(60)
+def test_a_trial_that_fails_at_a_rung_leaves_its_place_to_the_next_one(tmp_path, undisturbed):
+    swept = Swept(tmp_path, partial(), runner=FailingFurther()).run()
+    assert swept.statuses[swept.bench.runner.failed] == JobStatus.FAILED
+    others = set(swept.statuses) - {swept.bench.runner.failed}
+    assert {swept.statuses[name] for name in others} == {JobStatus.DONE, JobStatus.STOPPED}
+    num_done = len(undisturbed(PartGangs).names(JobStatus.DONE))
+    assert len(swept.names(JobStatus.DONE)) == num_done
+
+
 def test_parts_that_an_earlier_state_has_stored_are_read():
     stored = {"step": 4, "begin": 0.125, "end": 0.5, "seed": 3}  # of its class `EvaluationPart`
     part = EvaluationSlice(step=4, begin=0.125, end=0.5, seed=3)

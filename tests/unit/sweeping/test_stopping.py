@@ -82,8 +82,10 @@ def test_what_is_no_number_never_goes_on():
     assert verdicts.stops == {"t0": "stopped early at step 4: its score is not a number"}
 
 
-def test_trials_that_failed_leave_room_for_others():
-    trials = [*at_rung([5.0, 4.0, 3.0]), TrialState(name="failed", total=64, goal=4, has_ended=True)]
+@pytest.mark.parametrize("scores", [{}, {4: 9.0}])
+def test_trials_that_failed_leave_room_for_others(scores):
+    failed = TrialState(name="failed", total=64, goal=4, has_ended=True, scores=scores)
+    trials = [*at_rung([5.0, 4.0, 3.0]), failed]
     assert HALVING.judge(trials, num_slots=2).goals == {"t0": 16}
 
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -102,10 +103,12 @@ class ExpectedGain:
 def expected_gain(ended: Sequence[EndedTrial], open_trials: Sequence[OpenTrial]) -> ExpectedGain | None:
     """Returns the gain to be expected of the trials that have not ended; None where too few have ended to say anything.
 
+    Equal final scores say nothing either: by how much another one may be better follows from their distances.
+
     All trials are draws of one distribution, such as those of random search.
     """
     finals = sorted((trial.final for trial in ended if trial.final is not None), reverse=True)
-    if len(finals) < MIN_FINALS:
+    if len(finals) < MIN_FINALS or finals[0] == finals[-1]:
         return None
     draw, best, tails = Random(0), finals[0], _tails(finals)
     predictions = {i: _predicted(each, ended) for i, each in enumerate(open_trials)}
@@ -164,16 +167,14 @@ class _Tail:
 
 
 def _tails(finals: Sequence[float]) -> list[_Tail]:
-    """Returns the shapes of the tail with their posterior probabilities. finals: in falling order.
+    """Returns the shapes of the tail with their posterior probabilities. finals: in falling order, not all equal.
 
     Equal scores, as of an accuracy on few rows, are closer than the metric can tell: half of the smallest distance of
     two scores is taken for theirs.
     """
     num = max(2, min(len(finals) - 1, math.ceil(len(finals) * TAIL_SHARE)))
-    least = min((better - worse for better, worse in pairwise(finals) if better > worse), default=0.0) / 2
+    least = max(min(better - worse for better, worse in pairwise(finals) if better > worse) / 2, sys.float_info.min)
     spacings = [max(better - worse, least) for better, worse in pairwise(finals[: num + 1])]
-    if not least:
-        return [_Tail(shape=0.0, total=0.0, num=num, weight=1.0)]
     result = []
     for shape in SHAPES:
         total = sum(each * i ** (1 + shape) for i, each in enumerate(spacings, start=1))

@@ -74,11 +74,11 @@ class PartHook(ExecutorHook):
             self._command(name, step=step, share=0.0)
 
     def handle_evaluation(self, job: str, report: EvaluationReported) -> None:
-        """Forgets the next part of a job whose gang has gone on to its end."""
+        """Forgets the next part of a job whose gang has gone on to its end, or has evaluated all rows."""
         part = next_part_of(self._execution.job_table.records[job])
-        if part is None or report.part is None or part.step != report.step:
+        if part is None or part.step != report.step:
             return
-        if end_of(report.part) >= place_of(part.end, report.part.whole):
+        if report.part is None or end_of(report.part) >= place_of(part.end, report.part.whole):
             self._forget(job)
 
     def _forget(self, name: str) -> None:

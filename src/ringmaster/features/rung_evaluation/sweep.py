@@ -79,7 +79,7 @@ class ComparisonByRows(RungComparison):
 
         A trial that computes a part is asked for more before its end, or told to end it, as soon as that is certain.
         """
-        order = [trial.name for trial in there]
+        order = [trial.name for trial in there if not trial.has_ended_at(rung)]
         further = self.rows.open_parts(order, num_kept=num_kept, is_early=not is_final) if num_kept > 0 else {}
         parts, enough, num_started = dict[str, EvaluationSlice](), dict[str, int](), 0
         for trial in there:
@@ -120,10 +120,19 @@ class RowRecords(TrialRecords):
                 assert rows is not None, "it begins with the first row"
                 self.rows.setdefault(name, {})[int(at)] = rows
 
-    def take(self, trial: str, report: EvaluationReported) -> Metrics | None:
-        """Adds a part of a trial's rows, unless it is there; other metrics of a part are left out."""
-        assert report.part is not None, "whole evaluations are no parts"
+    def take(self, trial: str, report: EvaluationReported, *, is_known: bool) -> Metrics | None:
+        """Adds a part of a trial's rows, unless it is there; other metrics of a part are left out.
+
+        An evaluation of all rows replaces the parts, as where the next gang's technique gives no values of rows.
+        """
         known = self.rows.setdefault(trial, {})
+        is_part_known = report.step in known
+        if report.part is None:
+            if known.pop(report.step, None) is not None:
+                self._changed.add(trial)
+            return super().take(trial, report, is_known=is_known and not is_part_known)
+        if is_known and not is_part_known:
+            return None
         rows = merged(known.get(report.step), report.part, sign=self._sign)
         if rows is None:  # a report repeated after a crash is equal
             return None
