@@ -63,11 +63,11 @@ class GangShape:
 
 
 class StepWork(Protocol):
-    """One rank's share of a global step, which the trainer passes to `Technique.forward_backward`."""
+    """One rank's part of a global step, which the trainer passes to `Technique.forward_backward`."""
 
     @property
     def num_micro_batches(self) -> int:
-        """The number of forward passes that the share is divided into; at least one."""
+        """The number of forward passes that the part is divided into; at least one."""
 
     is_measured: bool
     """Whether the ranks exchange the gradients of their first micro-batches by themselves."""
@@ -204,7 +204,7 @@ class Technique(ABC):
         return ()
 
     def forward_backward(self, model: nn.Module, work: StepWork) -> tuple[Tensor, float]:
-        """Computes gradients of the loss *sum* over this rank's share of a global step; returns that sum and its count.
+        """Computes gradients of the loss *sum* over this rank's part of a global step; returns that sum and its count.
 
         Micro-batches run one after another. Techniques with a schedule of their own (pipelines) override this.
         """
@@ -389,7 +389,7 @@ def choose_chunk(job: Job, facts: ModelFacts) -> int | None:
 
     The chunk decides the bits of the result. It therefore follows from the job alone, and never from the devices that
     are there or that the job may use. The number of chunks is a power of two. A batch that must not be divided is one
-    chunk. With local updates, so is a worker's share.
+    chunk. With local updates, so is a worker's part.
     """
     if not job.is_exact or job.exact_chunk is not None:
         return job.exact_chunk

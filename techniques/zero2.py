@@ -45,7 +45,7 @@ class Zero2(DataParallel):
     Config keys, besides `micro_batch` and `recompute`; the default is in brackets:
     bucket_bytes: size of the flat buffers that are exchanged at once.
     every_micro_batch [False]: exchange gradients after each micro-batch rather than after the last. There are as many
-        exchanges as micro-batches, but no rank ever holds more than its share of the gradients and a few buckets.
+        exchanges as micro-batches, but no rank ever holds more than its shard of the gradients and a few buckets.
     overlap [True]: False overlaps no exchange with computation, to measure what overlap gains.
     """
 
@@ -59,7 +59,7 @@ class Zero2(DataParallel):
     saves_memory_of = "ddp"
 
     def configs(self, job: Job, gang: GangShape, facts: ModelFacts) -> Iterator[Config]:
-        """Yields configs in which full recomputation, which saves memory, comes with gradients stored in shares.
+        """Yields configs in which full recomputation, which saves memory, comes with gradients stored in shards.
 
         No bucket is larger than the model, except for the smallest bucket size.
         """
@@ -112,7 +112,7 @@ class Zero2(DataParallel):
 
     def after_step(self, model: nn.Module) -> None:
         """Starts to gather the updated weights."""
-        _sharded(model).share_updates()
+        _sharded(model).gather_updates()
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """Returns the inner model."""
@@ -123,11 +123,11 @@ class Zero2(DataParallel):
         return 1
 
     def parameter_names(self, model: nn.Module) -> Mapping[nn.Parameter, str]:
-        """Returns the name of the parameter that each share is of."""
-        return {share.weight: share.slot.name for share in _sharded(model).all_shares()}
+        """Returns the name of the parameter that each shard is of."""
+        return {part.weight: part.slot.name for part in _sharded(model).parameter_shards()}
 
     def grad_norm(self, parameters: list[nn.Parameter]) -> Tensor:
-        """Returns |g| = sqrt(sum over ranks r of |g[r]|^2), where g[r] are the gradients of rank r's shares."""
+        """Returns |g| = sqrt(sum over ranks r of |g[r]|^2), where g[r] are the gradients of rank r's shards."""
         import torch.distributed as dist
 
         from ringmaster.techniques.training.gradients import global_norm
@@ -141,10 +141,10 @@ class Zero2(DataParallel):
         return gathered_state(_sharded(model), optimizer)
 
     def restore_optimizer(self, reader: Reader, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Loads this rank's shares of the optimizer state."""
-        from ringmaster.techniques.sharding.sharded import restore_shares
+        """Loads this rank's shards of the optimizer state."""
+        from ringmaster.techniques.sharding.sharded import restore_shards
 
-        restore_shares(reader, _sharded(model), optimizer)
+        restore_shards(reader, _sharded(model), optimizer)
 
     def writes(self, name: str, tensor: Tensor, *, rank: int) -> bool:
         """Returns True for every optimizer tensor, as a rank holds only the optimizer state that it is to write."""

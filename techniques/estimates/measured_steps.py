@@ -53,7 +53,7 @@ from ringmaster.techniques.probing.tiny import tiny_config
 from ringmaster.techniques.processes.order import TRIAL, GangOrder, Slot
 from ringmaster.techniques.processes.ranks import alone, take_device
 from ringmaster.techniques.training.batch_loader import BatchLoader, RowsRequest
-from ringmaster.techniques.training.callbacks import Share, TrainedModel, TrainerCallback
+from ringmaster.techniques.training.callbacks import StepPart, TrainedModel, TrainerCallback
 from ringmaster.techniques.training.generation import num_expected
 from ringmaster.techniques.training.job_state import LONGEST, WIDTH_MULTIPLE
 from ringmaster.techniques.training.rank_batches import RankBatches
@@ -375,7 +375,7 @@ class _ChosenRows(RankBatches):
         """Returns the chosen rows."""
         return self.rows, self.row_width
 
-    def places(self, step: int, share: Share) -> list[range]:
+    def places(self, step: int, part: StepPart) -> list[range]:
         """Returns all places."""
         return [range(len(self.rows))]
 

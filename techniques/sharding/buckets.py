@@ -1,7 +1,7 @@
 """Flat buckets of the trained weights, each divided evenly over the ranks, which update one shard each.
 
 Rank r of n has the shard [r B/n, (r+1) B/n) of a bucket of B elements. The part of a parameter in that shard is the
-rank's share of the parameter. A shard may begin or end anywhere in a parameter.
+rank's shard of the parameter. A shard may begin or end anywhere in a parameter.
 """
 
 import math
@@ -141,11 +141,11 @@ class ParameterShard:
     weight: nn.Parameter
 
     def of(self, shard: Tensor) -> Tensor:
-        """Returns the share's elements of a tensor laid out as the shard, shape [length]."""
+        """Returns this part's elements of a tensor laid out as the shard, shape [length]."""
         return shard[self.start : self.start + self.length]
 
     def of_parameter(self, values: Tensor) -> Tensor:
-        """Returns the share's elements of a tensor of the parameter's shape, shape [length]."""
+        """Returns this part's elements of a tensor of the parameter's shape, shape [length]."""
         return values.flatten()[self.first : self.first + self.length]
 
 
@@ -166,13 +166,13 @@ class Bucket:
             slot.of(self.weights).copy_(slot.parameter.detach())
             slot.parameter.data = slot.of(self.weights)
         self._first = rank * self.shard_size
-        self.shares = list(self._shares())
+        self.parameter_shards = list(self._parameter_shards())
 
     def shard(self, flat: Tensor) -> Tensor:
         """Returns the rank's shard of a tensor laid out as the bucket, shape [shard_size]."""
         return flat[self._first : self._first + self.shard_size]
 
-    def _shares(self) -> Iterator[ParameterShard]:
+    def _parameter_shards(self) -> Iterator[ParameterShard]:
         for slot in self.slots:
             start = max(slot.start, self._first)
             length = min(slot.start + slot.parameter.numel(), self._first + self.shard_size) - start

@@ -28,9 +28,9 @@ from ringmaster.techniques.training.exact_sums import SumTree, sum_of_ranks
 
 
 class ShardedModel(nn.Module):
-    """A model of which this rank trains its shares.
+    """A model of which this rank trains its shards.
 
-    The shares are the parameters of this module. The parameters of `inner` keep their names, and are views of the
+    The shards are the parameters of this module. The parameters of `inner` keep their names, and are views of the
     buckets.
 
     every_micro_batch: exchange gradients after each micro-batch and accumulate them as shards; otherwise accumulate
@@ -59,7 +59,7 @@ class ShardedModel(nn.Module):
         self.group, self._every_micro_batch, self._overlap = group, every_micro_batch or exact, overlap
         self.buckets = divide(inner, bucket_bytes=bucket_bytes, rank=group.rank(), num_ranks=group.size())
         nothing = nn.Parameter(self.buckets[0].weights[:0])  # for a rank that has only padding; gives the device
-        self.shares = nn.ParameterList([share.weight for share in self.all_shares()] or [nothing])
+        self.shard_weights = nn.ParameterList([part.weight for part in self.parameter_shards()] or [nothing])
         self._reduction = _Reduction(
             self.buckets, group, most_live=most_live_buckets, overlap=overlap, rounds=rounds, exact=exact
         )
@@ -74,10 +74,10 @@ class ShardedModel(nn.Module):
         """The model whose weights are trained."""
         return self._inner[0]
 
-    def all_shares(self) -> Iterator[ParameterShard]:
-        """Yields the shares that this rank updates."""
+    def parameter_shards(self) -> Iterator[ParameterShard]:
+        """Yields the shards that this rank updates."""
         for bucket in self.buckets:
-            yield from bucket.shares
+            yield from bucket.parameter_shards
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the model, whose modules wait for their weights."""
@@ -91,7 +91,7 @@ class ShardedModel(nn.Module):
 
     @contextmanager
     def micro_batch(self, *, is_last: bool) -> Iterator[None]:
-        """Wraps a forward and backward; after the last one the shares have their gradients, summed over ranks."""
+        """Wraps a forward and backward; after the last one the shards have their gradients, summed over ranks."""
         self._exchanges = is_last or self._every_micro_batch
         yield
         self.wait_for_weights()  # those that nothing read: the optimizer must not overwrite weights in transit
@@ -100,8 +100,8 @@ class ShardedModel(nn.Module):
         if is_last:
             self._reduction.hand_over()
 
-    def share_updates(self) -> None:
-        """Starts to gather the shares that all ranks have updated; call it after the optimizer's step."""
+    def gather_updates(self) -> None:
+        """Starts to gather the shards that all ranks have updated; call it after the optimizer's step."""
         self._gathering.start()
         if not self._overlap:
             self.wait_for_weights()
@@ -119,7 +119,7 @@ class ShardedModel(nn.Module):
 
 
 class _Reduction:
-    """Reduces gradients of parameters to summed gradients of shares."""
+    """Reduces gradients of parameters to summed gradients of shards."""
 
     def __init__(
         self, buckets: list[Bucket], group: ProcessGroup, *, most_live: int, overlap: bool, rounds: bool, exact: bool
@@ -161,7 +161,7 @@ class _Reduction:
         self._start_backward()
 
     def hand_over(self) -> None:
-        """Sets the gradients of the shares.
+        """Sets the gradients of the shards.
 
         The gradient is None for parameters that got none on any rank: optimizers skip those.
         """
@@ -169,8 +169,8 @@ class _Reduction:
         has_gradient = self._has_gradient.tolist()
         for bucket in self._buckets:
             total = self._sums[bucket].pop()[bucket]
-            for share in bucket.shares:
-                share.weight.grad = share.of(total) if has_gradient[share.slot.index] else None
+            for part in bucket.parameter_shards:
+                part.weight.grad = part.of(total) if has_gradient[part.slot.index] else None
         self._has_gradient.zero_()
 
     def _next(self) -> Bucket:
@@ -223,7 +223,7 @@ class _Reduction:
 
 
 class _Gathering:
-    """Gathers updated shares into whole weights.
+    """Gathers updated shards into whole weights.
 
     A module waits, before its forward, for its own parameters. Some parameters are read by other modules, such as an
     attention's output projection in `nn.MultiheadAttention`. So the start of the model's forward waits for all
@@ -294,27 +294,27 @@ def gathered_state(model: ShardedModel, optimizer: torch.optim.Optimizer) -> dic
     return named
 
 
-def restore_shares(reader: Reader, model: ShardedModel, optimizer: torch.optim.Optimizer) -> None:
-    """Fills the state of this rank's shares from a checkpoint, reading one tensor at a time."""
-    for share in model.all_shares():
-        for key in reader.states_of(share.slot.name):
-            value = reader.state(f"optimizer/{share.slot.name}/{key}", share.slot.parameter, optimizer)
-            optimizer.state[share.weight][key] = value if key == STEP else share.of_parameter(value).clone()
+def restore_shards(reader: Reader, model: ShardedModel, optimizer: torch.optim.Optimizer) -> None:
+    """Fills the state of this rank's shards from a checkpoint, reading one tensor at a time."""
+    for part in model.parameter_shards():
+        for key in reader.states_of(part.slot.name):
+            value = reader.state(f"optimizer/{part.slot.name}/{key}", part.slot.parameter, optimizer)
+            optimizer.state[part.weight][key] = value if key == STEP else part.of_parameter(value).clone()
 
 
 def _kept_anywhere(model: ShardedModel, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, float | None]]:
     """The optimizer's states by parameter and name: the number of steps, None for tensors.
 
-    The result is equal on all ranks. A rank knows only the states of its shares. Parameters that have got no gradient
+    The result is equal on all ranks. A rank knows only the states of its shards. Parameters that have got no gradient
     yet have no state.
     """
     # SGD without momentum has a state that is None.
     own: dict[str, dict[str, float | None]] = {
-        share.slot.name: {
+        part.slot.name: {
             key: float(value) if key == STEP else None for key, value in state.items() if isinstance(value, Tensor)
         }
-        for share in model.all_shares()
-        if (state := optimizer.state.get(share.weight))
+        for part in model.parameter_shards()
+        if (state := optimizer.state.get(part.weight))
     }
     of_ranks: list[Any] = [None] * model.group.size()
     dist.all_gather_object(of_ranks, own, group=model.group)
@@ -323,10 +323,10 @@ def _kept_anywhere(model: ShardedModel, optimizer: torch.optim.Optimizer) -> dic
 
 def _shard_of_state(bucket: Bucket, key: str, optimizer: torch.optim.Optimizer) -> Tensor:
     shard = torch.zeros_like(bucket.shard(bucket.weights))
-    for share in bucket.shares:
-        value = optimizer.state.get(share.weight, {}).get(key)
+    for part in bucket.parameter_shards:
+        value = optimizer.state.get(part.weight, {}).get(key)
         if value is not None:
-            share.of(shard).copy_(value)
+            part.of(shard).copy_(value)
     return shard
 
 

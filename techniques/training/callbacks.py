@@ -1,11 +1,11 @@
-"""What an optional feature does in the training of a job: its `TrainerCallback`s, and its `UpdateRule`.
+"""What an optional feature adds to the training of a job: its `TrainerCallback`s.
 
-A callback adds something, such as masks of weights, a measurement or events. A job has any number of them. An update
-rule decides how the gradients of a step change the weights. A job has exactly one.
+A callback adds something, such as masks of weights, a measurement or events. A job has any number of them. How the
+gradients of a step change the weights is decided by the job's `UpdateRule`, of which it has exactly one.
 
-The module `trainer` of a feature lists its callbacks in `TRAINER_CALLBACKS` and its rules in `UPDATE_RULES`. Callbacks
-are called in the order of `ringmaster.features.packages`. Methods that read what other callbacks change have a name of
-their own and are called before: `observe_gradients` before `change_gradients`.
+The module `trainer` of a feature lists its callbacks in `TRAINER_CALLBACKS`. They are called in the order of
+`ringmaster.features.packages`. Methods that read what other callbacks change have a name of their own and are called
+before: `observe_gradients` before `change_gradients`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from ringmaster.techniques.checkpoints.checkpoint import Checkpoint
-    from ringmaster.techniques.checkpoints.state import Reader
     from ringmaster.techniques.data_source import PreparedData
     from ringmaster.techniques.job import Job
     from ringmaster.techniques.job_specs import Adapter
@@ -35,12 +33,19 @@ if TYPE_CHECKING:
     from ringmaster.techniques.training.bound_loss import BoundLoss
     from ringmaster.techniques.training.reference_model import ReferenceModel
 
-Share = tuple[int, int]
-"""A share of a global batch: its number, and how many there are."""
+
+class StepPart(NamedTuple):
+    """One of the equal parts into which the samples of a step are divided: its number, and how many there are.
+
+    By default each data-parallel rank computes one.
+    """
+
+    number: int
+    num_parts: int
 
 
-class ShareSums(NamedTuple):
-    """Sums over the samples of a share: of the loss, of its count, and of the tokens."""
+class LossSums(NamedTuple):
+    """Sums over samples: of their losses, of what the loss counts (labels or rows), and of their tokens."""
 
     loss: float
     loss_count: float
@@ -68,7 +73,7 @@ class TrainedModel(TrainingState, Protocol):
     model: as the technique has laid it out. parameters: those that are trained.
     optimizer: a callback may replace it by another one of `build_optimizer`, before the first step.
     reference: what the loss compares the model with, if anything; a callback sets a teacher in `change_model`.
-    own_share: of the global batch. micro_batch: the rows of a forward pass.
+    own_part: of the samples of a step. micro_batch: the rows of a forward pass.
     """
 
     model: nn.Module
@@ -76,7 +81,7 @@ class TrainedModel(TrainingState, Protocol):
     optimizer: torch.optim.Optimizer
     build_optimizer: Callable[..., torch.optim.Optimizer]
     reference: ReferenceModel | None
-    own_share: Share
+    own_part: StepPart
     micro_batch: int
     beat: Callable[[], None]
 
@@ -91,8 +96,8 @@ class TrainedModel(TrainingState, Protocol):
     def autocast(self) -> AbstractContextManager[Any]:
         """Returns the autocast context of the job's precision."""
 
-    def compute_share(self, share: Share) -> tuple[ShareSums, float | None]:
-        """Computes the gradients of a share of the next step's batch; returns its sums and the mean reward."""
+    def compute_gradients(self, part: StepPart) -> tuple[LossSums, float | None]:
+        """Computes the gradients of a part of the next step's samples; returns its sums and the mean reward."""
 
     def update(self, optimizer: torch.optim.Optimizer, count: float) -> None:
         """Takes an optimizer step with the gradients of a loss of the given count."""
@@ -219,58 +224,6 @@ class TrainerCallback:
         return {}
 
 
-class UpdateRule:
-    """How gradients change the weights: by default, by an optimizer step with their sum over all ranks.
-
-    shares: the shares of each global batch that this rank computes.
-    """
-
-    shares: Sequence[Share]
-
-    def __init__(self, trainer: TrainedModel) -> None:
-        self.shares = (trainer.own_share,)
-
-    @classmethod
-    def is_for(cls, job: Job) -> bool:
-        """Returns whether a job has the rule."""
-        return True
-
-    @classmethod
-    def refuse(cls, trainer: TrainedModel, reader: Reader, checkpoint: Checkpoint) -> None:
-        """Raises ValueError where a checkpoint, or the rest of the job, needs this rule and the job has another."""
-
-    def compute(self, trainer: TrainedModel) -> tuple[ShareSums, float | None]:
-        """Computes the gradients of the rank's shares of the next step; returns their sums and the mean reward."""
-        return trainer.compute_share(trainer.own_share)
-
-    def is_common(self, step: int) -> bool:
-        """Returns whether all ranks take the optimizer step together, with the gradients that they have exchanged."""
-        return True
-
-    def after_update(self, step: int) -> None:
-        """Follows the update of the last of `step` steps."""
-
-    def before_evaluation(self) -> None:
-        """Gives the model the weights that are evaluated."""
-
-    def written(self, trainer: TrainedModel) -> dict[str, Tensor] | None:
-        """Returns the tensors that this rank writes into a checkpoint; None for those of model and optimizer."""
-        return None
-
-    def restore(self, trainer: TrainedModel, reader: Reader, checkpoint: Checkpoint) -> None:
-        """Loads the rule's state. The model and the optimizer are restored before."""
-        for rule in _rules():
-            rule.refuse(trainer, reader, checkpoint)
-
-    def unmarked_chunk(self, trainer: TrainedModel) -> int:
-        """Returns the chunk of an exact job whose checkpoint names none: earlier releases did not divide the batch."""
-        return trainer.job.global_batch_size
-
-    def unmeasured_s(self, trainer: TrainedModel) -> float:
-        """Returns the seconds of a step, on average, that a trial's steps do not contain. The state is lost."""
-        return 0.0
-
-
 def callback_classes() -> Iterator[type[TrainerCallback]]:
     """Returns the callbacks of all features, in the order in which they are called."""
     return features.listed("trainer", "TRAINER_CALLBACKS")
@@ -293,12 +246,3 @@ def change_base(order: GangOrder, model: nn.Module, adapter: Adapter | None) -> 
 def callbacks_of(state: TrainingState) -> tuple[TrainerCallback, ...]:
     """Returns the callbacks of a job, in the order in which they are called."""
     return tuple(callback(state) for callback in callback_classes() if callback.is_for(state))
-
-
-def rule_of(trainer: TrainedModel) -> UpdateRule:
-    """Returns the update rule of a job."""
-    return next((rule for rule in _rules() if rule.is_for(trainer.job)), UpdateRule)(trainer)
-
-
-def _rules() -> Iterator[type[UpdateRule]]:
-    return features.listed("trainer", "UPDATE_RULES")

@@ -198,7 +198,7 @@ def whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def share_of(values: Tensor, like: Tensor) -> Tensor:
+def local_part(values: Tensor, like: Tensor) -> Tensor:
     """Returns this rank's part of a whole tensor that has the shape of `like`, in the layout of `like`; a view."""
     if not isinstance(like, DTensor):
         return values

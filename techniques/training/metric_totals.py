@@ -115,7 +115,7 @@ class MetricTotals:
     def measure_model(
         self, model: nn.Module, data: PreparedData, num_rows: int, *, ranks: tuple[int, int] = (0, 1), batch_size: int
     ) -> None:
-        """Measures the metrics of models on at most `num_rows` of their rows, of which each rank takes its share.
+        """Measures the metrics of models on at most `num_rows` of their rows, of which each rank takes its part.
 
         ranks: this one's number, and how many divide the rows.
         """

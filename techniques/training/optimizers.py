@@ -16,7 +16,7 @@ from ringmaster.compat.torch import foreach_add_, foreach_mul, foreach_mul_, for
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.job_specs import OF_WHOLE_TENSORS, OPTIMIZER_OPTIONS, OptimizerSpec
 from ringmaster.techniques.models.layers import layer_names
-from ringmaster.techniques.training.gradients import local, scale_, share_of, whole
+from ringmaster.techniques.training.gradients import local, local_part, scale_, whole
 
 MAX_LISTED = 5
 
@@ -432,14 +432,14 @@ class GatheringOptimizer(torch.optim.Optimizer):
         inner = self._kind([{**group, "params": [gathered]}])
         inner.state[gathered] = {key: whole(value) for key, value in state.items()}
         inner.step()
-        local(parameter).copy_(share_of(gathered, parameter))
+        local(parameter).copy_(local_part(gathered, parameter))
         for key, value in inner.state[gathered].items():
             state[key] = self._divided(value, parameter, state.get(key)) if value.shape == parameter.shape else value
 
     def _divided(self, value: Tensor, parameter: nn.Parameter, before: Tensor | None) -> Tensor:
         """The rank's part of a state of the parameter's shape, in the parameter's layout."""
         kept = torch.zeros_like(parameter, dtype=value.dtype, requires_grad=False) if before is None else before
-        local(kept).copy_(share_of(value, parameter))
+        local(kept).copy_(local_part(value, parameter))
         return kept
 
 

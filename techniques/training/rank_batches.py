@@ -9,7 +9,7 @@ from ringmaster.techniques.data import Dataset, Indices
 from ringmaster.techniques.data.samples import Sampler
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.training.batch_loader import BatchLoader, RowsRequest
-from ringmaster.techniques.training.callbacks import Share, TrainerCallback
+from ringmaster.techniques.training.callbacks import StepPart, TrainerCallback
 from ringmaster.techniques.training.job_state import batch_width
 
 
@@ -19,7 +19,7 @@ class RankBatches:
 
     micro_batch: the rows of a forward pass, at most.
     width_divisor: what the width of padded samples must be divisible by.
-    in_turn: whether a share has every n-th micro-batch of the global batch, and not consecutive samples.
+    in_turn: whether a part of a step has every n-th micro-batch of the global batch, and not consecutive samples.
     callbacks: of the job, which may need the first micro-batches by themselves.
     """
 
@@ -41,26 +41,26 @@ class RankBatches:
         """Returns the width to which the samples of a global batch are padded, the same on every rank."""
         return batch_width(self.job, dataset, indices, divisor=self.width_divisor)
 
-    def places(self, step: int, share: Share) -> list[range]:
-        """Returns the places in the global batch of the samples of each micro-batch of a share."""
-        (index, num_shares), size, rows = share, self.job.phase(step).global_batch_size, self.micro_batch
+    def places(self, step: int, part: StepPart) -> list[range]:
+        """Returns the places in the global batch of the samples of each micro-batch of a part."""
+        (number, num_parts), size, rows = part, self.job.phase(step).global_batch_size, self.micro_batch
         if self.in_turn:
-            firsts = range(index * rows, size, num_shares * rows)
+            firsts = range(number * rows, size, num_parts * rows)
             return [range(first, first + rows) for first in firsts]
-        share_size = size // num_shares
+        part_size = size // num_parts
         if self.splits_first(step):
-            rows = min(rows, -(-share_size // 2))
-        first, end = index * share_size, (index + 1) * share_size
+            rows = min(rows, -(-part_size // 2))
+        first, end = number * part_size, (number + 1) * part_size
         return [range(start, min(start + rows, end)) for start in range(first, end, rows)]
 
     def splits_first(self, step: int) -> bool:
         """Returns whether a step has two micro-batches at least, and the first ones are exchanged by themselves."""
         return any(callback.splits_first(step) for callback in self.callbacks)
 
-    def requests(self, steps: range, shares: Sequence[Share]) -> Iterator[RowsRequest]:
-        """Yields what is loaded for the micro-batches of these shares, step by step."""
+    def requests(self, steps: range, parts: Sequence[StepPart]) -> Iterator[RowsRequest]:
+        """Yields what is loaded for the micro-batches of these parts, step by step."""
         for step in steps:
             indices, width = self.samples(step)
-            for share in shares:
-                for places in self.places(step, share):
+            for part in parts:
+                for places in self.places(step, part):
                     yield RowsRequest(rows=tuple(int(indices[place]) for place in places), width=width)

@@ -38,7 +38,7 @@ from ringmaster.techniques.technique import (
 from ringmaster.techniques.training.batch_loader import RowsRequest
 from ringmaster.techniques.training.batch_totals import Chunk, batch_totals
 from ringmaster.techniques.training.bound_loss import bind_loss, disable_dropout
-from ringmaster.techniques.training.callbacks import Share, ShareSums, TrainerCallback, change_base, rule_of
+from ringmaster.techniques.training.callbacks import LossSums, StepPart, TrainerCallback, change_base
 from ringmaster.techniques.training.dropout import Draws, drawing, name_modules, seed_generators, seed_torch, use
 from ringmaster.techniques.training.exact_sums import group_by_layer, use_exact_kernels
 from ringmaster.techniques.training.generation import answer_writer_of, beating, rollout_of
@@ -56,6 +56,7 @@ from ringmaster.techniques.training.rank_batches import RankBatches
 from ringmaster.techniques.training.recomputation import compile_layers
 from ringmaster.techniques.training.reference_model import reference_of
 from ringmaster.techniques.training.token_sampling import HELD_OUT, prompt_seed
+from ringmaster.techniques.training.update_rule import rule_of
 
 BY_HASH = "by-hash"
 """The value of "draws" in the metadata of checkpoints whose job draws dropout by hash. Jobs with checkpoints of earlier
@@ -194,7 +195,7 @@ class Trainer(JobTrainingState):
         )
         self.optimizer = self.build_optimizer()
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
-        self.own_share = data_parallel_rank(ranks.mesh), data_parallel_size(ranks.mesh)
+        self.own_part = StepPart(data_parallel_rank(ranks.mesh), data_parallel_size(ranks.mesh))
         self.micro_batch: int = order.config["micro_batch"]
         self.batches = RankBatches(
             job=self.job,
@@ -219,12 +220,12 @@ class Trainer(JobTrainingState):
         started_s = time.perf_counter()
         if self._rollout is None:
             last_step = self.job.total_steps if self.order.purpose == TRAIN else sys.maxsize
-            self.batches.loader.begin_step(self.batches.requests(range(self.next_step, last_step), self.rule.shares))
+            self.batches.loader.begin_step(self.batches.requests(range(self.next_step, last_step), self.rule.parts))
         num_samples = self.job.phase(self.next_step).global_batch_size
-        share, reward = self.rule.compute(self)  # by default, `compute_share` of `own_share`
+        own_sums, reward = self.rule.compute(self)  # by default, `compute_gradients` of `own_part`
         of_callbacks = [callback.summed_values() for callback in self.callbacks]
-        sums = iter(self.ranks.sum([*share, *chain.from_iterable(of_callbacks), *votes]))
-        loss_sum, count, num_tokens = islice(sums, len(share))
+        sums = iter(self.ranks.sum([*own_sums, *chain.from_iterable(of_callbacks), *votes]))
+        loss_sum, count, num_tokens = islice(sums, len(own_sums))
         sums_of_callbacks = [list(islice(sums, len(values))) for values in of_callbacks]
         if not count:
             raise ValueError(
@@ -249,7 +250,8 @@ class Trainer(JobTrainingState):
             vote_sums=tuple(sums),
             reward=reward,
             num_samples=num_samples,
-            num_tokens=round(num_tokens * self.own_share[1] / self.ranks.num_ranks),  # other axes have the same rows
+            # Ranks of other axes than the data-parallel ones have the same rows.
+            num_tokens=round(num_tokens * self.own_part.num_parts / self.ranks.num_ranks),
             measurements=tuple(each for each in measurements if each is not None),
             count=count,
         )
@@ -268,17 +270,17 @@ class Trainer(JobTrainingState):
         """The parameters that this rank's optimizer updates."""
         return self._technique.optimizer_parameters(self.model)
 
-    def compute_share(self, share: Share) -> tuple[ShareSums, float | None]:
-        """Computes the gradients of a share of the next step's batch; returns its sums and the mean reward."""
+    def compute_gradients(self, part: StepPart) -> tuple[LossSums, float | None]:
+        """Computes the gradients of a part of the next step's samples; returns its sums and the mean reward."""
         indices, width = self.batches.samples(self.next_step)
         with drawing() if self._draws_by_hash else nullcontext():
-            work = _TrainerWork(self, indices, self.batches.places(self.next_step, share), width=width)
+            work = _TrainerWork(self, indices, self.batches.places(self.next_step, part), width=width)
             reward = self._generate(work)
             chunks = [(rows, True, width) for rows in work.micro_batches]
             totals = self._totals(self._training, chunks, rows=indices, work=work)
             work.loss_function = self._training_loss.given(totals)
             loss_sum, count = self._technique.forward_backward(self.model, work)
-        return ShareSums(loss=float(loss_sum), loss_count=count, num_tokens=work.num_tokens), reward
+        return LossSums(loss=float(loss_sum), loss_count=count, num_tokens=work.num_tokens), reward
 
     def _generate(self, work: _TrainerWork) -> float | None:
         """Writes the completions of a step on which the loss is computed; returns their mean reward, if any.
@@ -339,7 +341,7 @@ class Trainer(JobTrainingState):
         norm = self._technique.grad_norm(self.parameters) if self.job.clip_grad_norm is not None else None
         update_(self.job, optimizer, self.parameters, step=self.next_step, to_mean=self._to_mean(count), norm=norm)
         self._technique.after_step(self.model)
-        for parameter in self.parameters:  # not `optimizer.zero_grad`, as the optimizer may hold only a share of them
+        for parameter in self.parameters:  # not `optimizer.zero_grad`, as the optimizer may hold only a part of them
             parameter.grad = None
 
     @torch.no_grad()
@@ -368,7 +370,7 @@ class Trainer(JobTrainingState):
             most = self.job.max_evaluated_rows
             num_rows = most if max_batches is None else min(most, max_batches * self.job.global_batch_size)
             with self.autocast(), beating(model, self.beat):
-                metrics.measure_model(model, self.prepared, num_rows, ranks=self.own_share, batch_size=self.micro_batch)
+                metrics.measure_model(model, self.prepared, num_rows, ranks=self.own_part, batch_size=self.micro_batch)
         self.model.train()
         result = metrics.result(self.ranks.gather(metrics.parts()))
         self.observe_rows(metrics.row_values)
@@ -385,9 +387,9 @@ class Trainer(JobTrainingState):
         for begin in range(0, len(evaluated), size):
             rows = evaluated[begin : begin + size]
             # Whole micro-batches, so that the same rows are computed together by any number of ranks.
-            num_own = -(-len(rows) // (self.own_share[1] * self.micro_batch)) * self.micro_batch
+            num_own = -(-len(rows) // (self.own_part.num_parts * self.micro_batch)) * self.micro_batch
             width = self.batches.width(self._held_out, rows)
-            own_rows = list(rows[self.own_share[0] * num_own : (self.own_share[0] + 1) * num_own])
+            own_rows = list(rows[self.own_part.number * num_own : (self.own_part.number + 1) * num_own])
             for start in range(0, num_own, self.micro_batch):
                 chunk = own_rows[start : start + self.micro_batch]
                 yield chunk or [rows[0]], bool(chunk), width
@@ -481,7 +483,7 @@ class Trainer(JobTrainingState):
 
 
 class _TrainerWork:
-    """A rank's share of one step; implements `ringmaster.techniques.technique.StepWork`."""
+    """A rank's part of one step; implements `ringmaster.techniques.technique.StepWork`."""
 
     def __init__(
         self, trainer: Trainer, indices: Indices = (), places: Sequence[range] = (), *, width: int | None = None
@@ -512,7 +514,7 @@ class _TrainerWork:
         request = RowsRequest(rows=tuple(self.micro_batches[index]), width=self.width)
         if not trainer._draws_by_hash:
             first = self.places[index].start
-            of_rank = (0, first // trainer.micro_batch) if trainer.job.is_exact else (trainer.own_share[0], index)
+            of_rank = (0, first // trainer.micro_batch) if trainer.job.is_exact else (trainer.own_part.number, index)
             seed = _derived_seed(trainer.job.seed, self._step, *of_rank)
             batch = loader.batch(request, seed=lambda: seed_torch(seed))
         else:
@@ -563,7 +565,7 @@ class _TrainerWork:
 
     def measure_part(self, count: float) -> None:
         for callback in self._trainer.callbacks:
-            callback.observe_first(count=count, num_samples=len(self.places[0]) * self._trainer.own_share[1])
+            callback.observe_first(count=count, num_samples=len(self.places[0]) * self._trainer.own_part.num_parts)
 
 
 def _derived_seed(*parts: int) -> int:

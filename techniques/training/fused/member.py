@@ -31,7 +31,7 @@ class GroupMember(JobTrainingState):
 
     order: the job's order, with the paths of its data, checkpoints and model, as for a gang of its own.
     model: the base.
-    ranks: the ranks of the gang. Each has an equal share of every batch and a full copy of the adapter.
+    ranks: the ranks of the gang. Each has an equal part of every batch and a full copy of the adapter.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class GroupMember(JobTrainingState):
         return self.job.name
 
     def batch(self) -> dict[str, Tensor]:
-        """The rank's share of the next step's global batch, on the device."""
+        """The rank's part of the next step's global batch, on the device."""
         following = (self._request(step) for step in range(self.next_step, self.job.total_steps))
         self._loader.begin_step(following)
         batch = self._loader.batch(self._request(self.next_step))
@@ -78,9 +78,9 @@ class GroupMember(JobTrainingState):
     def _request(self, step: int) -> RowsRequest:
         rows = self._sampler.indices(step)
         width = batch_width(self.job, self._training, rows)
-        return RowsRequest(rows=tuple(self._share(rows.tolist())), width=width)
+        return RowsRequest(rows=tuple(self._own_rows(rows.tolist())), width=width)
 
-    def _share(self, rows: Sequence[int]) -> list[int]:
+    def _own_rows(self, rows: Sequence[int]) -> list[int]:
         size = len(rows) // self.ranks.num_ranks
         return list(rows[self.ranks.rank * size : (self.ranks.rank + 1) * size])
 
@@ -132,7 +132,7 @@ class GroupMember(JobTrainingState):
         self.next_step += 1
 
     def held_out(self, *, max_batches: int | None = None) -> Iterator[tuple[dict[str, Tensor], list[int]]]:
-        """Yields this rank's share of each held-out global batch, and the numbers of its rows, if its metrics count.
+        """Yields this rank's part of each held-out global batch, and the numbers of its rows, if its metrics count.
 
         All ranks get the same number of rows at a time. Rows that cannot be divided evenly go to every rank, and only
         the first rank counts them: the others get no numbers. max_batches: at most so many, and those of the job.
@@ -143,7 +143,7 @@ class GroupMember(JobTrainingState):
         for first in range(0, len(evaluated), size):
             rows = evaluated[first : first + size]
             is_divided = len(rows) % self.ranks.num_ranks == 0
-            own_rows = self._share(rows) if is_divided else list(rows)
+            own_rows = self._own_rows(rows) if is_divided else list(rows)
             batch = fetch(self._held_out, own_rows, width=batch_width(self.job, self._held_out, rows))
             yield self._to_device(batch), own_rows if is_divided or self.ranks.rank == 0 else []
 

@@ -6,8 +6,9 @@ import torch
 from ringmaster.techniques import registry
 from ringmaster.techniques.processes.ranks import alone
 from ringmaster.techniques.training import callbacks
-from ringmaster.techniques.training.callbacks import TrainerCallback, UpdateRule
+from ringmaster.techniques.training.callbacks import TrainerCallback
 from ringmaster.techniques.training.trainer import Trainer
+from ringmaster.techniques.training.update_rule import UpdateRule
 from tests.integration.workbench import SINGLE
 
 

@@ -1,4 +1,4 @@
-"""ZeRO-2's division of weights into buckets and shares, and the number of its exchange buffers."""
+"""ZeRO-2's division of weights into buckets and shards, and the number of its exchange buffers."""
 
 import pytest
 import torch
@@ -22,16 +22,16 @@ class Weights(nn.Module):
 
 @settings(deadline=None)
 @given(shapes=SHAPES, num_ranks=st.integers(1, 5), bucket_bytes=st.integers(1, 2000))
-def test_the_shares_of_all_ranks_are_all_weights_once(shapes, num_ranks, bucket_bytes):
+def test_the_shards_of_all_ranks_are_all_weights_once(shapes, num_ranks, bucket_bytes):
     model = Weights(shapes)
     before = [parameter.detach().clone() for parameter in model.parameters()]
     updates = {name: torch.zeros(parameter.shape) for name, parameter in model.named_parameters()}
     for rank in range(num_ranks):
         for bucket in divide(model, bucket_bytes=bucket_bytes, rank=rank, num_ranks=num_ranks):
-            for share in bucket.shares:
-                assert share.weight.tolist() == share.of_parameter(share.slot.parameter).tolist()
-                assert share.weight.tolist() == share.of(bucket.shard(bucket.weights)).tolist()
-                updates[share.slot.name].view(-1)[share.first : share.first + share.length] += 1
+            for part in bucket.parameter_shards:
+                assert part.weight.tolist() == part.of_parameter(part.slot.parameter).tolist()
+                assert part.weight.tolist() == part.of(bucket.shard(bucket.weights)).tolist()
+                updates[part.slot.name].view(-1)[part.first : part.first + part.length] += 1
     assert all(bool((times == 1).all()) for times in updates.values())
     assert all(map(torch.equal, model.parameters(), before))
 
@@ -46,11 +46,11 @@ def test_a_bucket_ends_where_the_next_parameter_would_overfill_it():
     ]
 
 
-def test_an_update_of_a_share_is_one_of_the_model():
+def test_an_update_of_a_shard_is_one_of_the_model():
     model = Weights([(4, 4)])
     (bucket,) = divide(model, bucket_bytes=1000, rank=0, num_ranks=1)
     with torch.no_grad():
-        bucket.shares[0].weight.fill_(2.0)
+        bucket.parameter_shards[0].weight.fill_(2.0)
     assert model.tensors[0].tolist() == [[2.0] * 4] * 4
 
 
@@ -85,7 +85,7 @@ def test_gradients_add_up_and_buffers_are_few(alone, overlap, every_micro_batch)
     for i, part in enumerate(rows.split(2)):
         with sharded.micro_batch(is_last=i == 2):
             sharded(part).square().sum().backward()
-    whole = {id(share.slot.parameter): share.weight.grad for share in sharded.all_shares()}
+    whole = {id(part.slot.parameter): part.weight.grad for part in sharded.parameter_shards()}
     for parameter, gradient in zip(inner.parameters(), expected, strict=True):
         torch.testing.assert_close(whole[id(parameter)].view(parameter.shape), gradient)
         assert parameter.grad is None
@@ -125,7 +125,7 @@ def test_no_weight_is_read_before_it_is_gathered(alone, monkeypatch, bucket_byte
         expected = sharded(rows)
         expected.sum().backward()
     monkeypatch.setattr(sharded_module, "all_gather", lambda output, *_, **__: LateWork(output))
-    sharded.share_updates()
+    sharded.gather_updates()
     assert all(bool(parameter.isnan().all()) for parameter in inner.parameters())
     assert torch.equal(sharded(rows), expected)
     sharded.wait_for_weights()

@@ -24,7 +24,7 @@ from ringmaster.techniques.processes.order import TRAIN, TRIAL
 from ringmaster.techniques.processes.reporter import Reporter
 from ringmaster.techniques.training import bound_loss
 from ringmaster.techniques.training.callbacks import TrainedModel, TrainerCallback, TrainingState
-from ringmaster.techniques.training.gradients import local, share_of, whole
+from ringmaster.techniques.training.gradients import local, local_part, whole
 
 LocalMasks = Sequence[tuple[nn.Parameter, Tensor]]
 """The pruned parameters of this rank, each with this rank's part of its mask."""
@@ -169,7 +169,9 @@ def softened_divergence(students: Tensor, teachers: Tensor, *, counted: Tensor, 
 
 def local_masks(model: nn.Module, masks: Mapping[str, Tensor]) -> LocalMasks:
     """Returns each mask's part that corresponds to this rank's part of the parameter, once the model is laid out."""
-    return [(p, share_of(masks[name], p).to(local(p).device)) for name, p in model.named_parameters() if name in masks]
+    return [
+        (p, local_part(masks[name], p).to(local(p).device)) for name, p in model.named_parameters() if name in masks
+    ]
 
 
 @torch.no_grad()

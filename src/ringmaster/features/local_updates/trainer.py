@@ -24,7 +24,8 @@ from ringmaster.techniques.checkpoints.state import Reader
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.job_features import feature_in
 from ringmaster.techniques.processes.order import TRIAL
-from ringmaster.techniques.training.callbacks import ShareSums, TrainedModel, UpdateRule
+from ringmaster.techniques.training.callbacks import LossSums, StepPart, TrainedModel
+from ringmaster.techniques.training.update_rule import UpdateRule
 
 PIECE = 1 << 20
 """Elements that are exchanged at once: a rank shows between pieces that it is alive, however slow its link is."""
@@ -33,7 +34,7 @@ WORKERS, OUTER = "workers/", "outer/"
 
 
 class LocalUpdateRule(UpdateRule):
-    """Each worker takes an optimizer step on its share of the batch; in the warm-up all take one together."""
+    """Each worker takes an optimizer step on its part of the batch; in the warm-up all take one together."""
 
     def __init__(self, trainer: TrainedModel) -> None:
         super().__init__(trainer)
@@ -41,7 +42,7 @@ class LocalUpdateRule(UpdateRule):
         assert spec is not None
         num_own = spec.workers // ranks.num_ranks
         own = range(ranks.rank * num_own, (ranks.rank + 1) * num_own)
-        self._spec, self.shares = spec, [(number, spec.workers) for number in own]
+        self._spec, self.parts = spec, [StepPart(number, spec.workers) for number in own]
         names = {parameter: name for name, parameter in trainer.unwrapped.named_parameters()}
         self._workers = LocalWorkers(
             # A trial measures the steps inside a round, and `unmeasured_s` what is exchanged.
@@ -76,16 +77,16 @@ class LocalUpdateRule(UpdateRule):
                 f"{trainer.technique.name} knows nothing. To fix: train it on with the technique local"
             )
 
-    def compute(self, trainer: TrainedModel) -> tuple[ShareSums, None]:
+    def compute(self, trainer: TrainedModel) -> tuple[LossSums, None]:
         """Takes a step of each of the rank's workers, or in the warm-up their common gradient."""
-        sums = ShareSums(0.0, 0.0, 0)
-        for share, (_, optimizer) in zip(self.shares, self._workers.each(trainer.next_step), strict=True):
-            own, _ = trainer.compute_share(share)
+        sums = LossSums(0.0, 0.0, 0)
+        for part, (_, optimizer) in zip(self.parts, self._workers.each(trainer.next_step), strict=True):
+            own, _ = trainer.compute_gradients(part)
             if self._workers.warms_up(trainer.next_step):
                 self._workers.take_gradients()
-            else:  # the gradients of a share without labels are zeros
+            else:  # the gradients of a part without labels are zeros
                 trainer.update(optimizer, own.loss_count or 1.0)
-            sums = ShareSums(*(total + value for total, value in zip(sums, own, strict=True)))
+            sums = LossSums(*(total + value for total, value in zip(sums, own, strict=True)))
         return sums, None
 
     def is_common(self, step: int) -> bool:
