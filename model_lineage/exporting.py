@@ -86,7 +86,7 @@ def graphml(snapshot: Snapshot, ids: frozenset[str] | None = None) -> str:
 def drawing(snapshot: Snapshot, ids: frozenset[str] | None = None, *, focus: str | None = None) -> str:
     """Returns the graph as a picture (SVG): each model below its parents, with its main metric and its data.
 
-    Marks show the states of models, culprits of bisections and what they reached.
+    Marks show the states of models, the models with which faults began, and what they reached.
 
     focus: the id of the model to highlight. Raises ValueError if there are no models, or too many for a picture.
     """

@@ -260,7 +260,6 @@ _STORE = "\n\n**In the tensor store**\n\n"
 _FILES = "- files and metrics: "
 _STATE = "- state: "
 _SIGNATURE = "- signed: "
-_CULPRIT = "**A fault began here**, "
 _MORE = "\n- and 1000000 more"
 
 
@@ -339,16 +338,6 @@ def with_children(description: str, children: Sequence[str]) -> str:
     if left_out := len(children) - len(lines):
         lines.append(f"- and {left_out} more")
     return text + _CHILDREN + "\n".join(lines)
-
-
-def with_culprit(description: str, test: str) -> str:
-    """Returns `description` below a first line that a bisection by `test` found this model, instead of an earlier one.
-
-    Returns `description` unchanged if the result would exceed DESCRIPTION_LIMIT.
-    """
-    below = description.partition("\n\n")[2] if description.startswith(_CULPRIT) else description
-    text = f"{_CULPRIT}as a bisection found by the test {code_span(test, limit=200)}.\n\n{below}"
-    return description if len(text) > DESCRIPTION_LIMIT else text
 
 
 def with_store(description: str, lines: Sequence[str]) -> str:
@@ -443,7 +432,7 @@ class Relative:
 
     title: a model's name and version. detail: shown next to its kind, such as its aliases.
     metric: its main metric on held-out rows. data: what it was trained on. states: see `records.states_of`.
-    is_culprit: whether a bisection found that a fault began with it.
+    is_culprit: whether a fault was found to have begun with it.
     """
 
     id: str
@@ -459,8 +448,8 @@ class Relative:
 def family_svg(relatives: Sequence[Relative], edges: Iterable[tuple[str, str]], *, focus: str) -> str:
     """Draws `relatives` with a line for each (parent, child) edge between them; `focus` has a thick frame.
 
-    Marks show the states of the models, the culprits of bisections, and the descendants of culprits, which the fault
-    reached.
+    Marks show the states of the models, those with which faults began (culprits), and what came from these, which the
+    fault has reached.
 
     A model's layer is its longest path from a root (Sugiyama et al., 1981). Each layer is ordered by the mean position
     of the neighbours.

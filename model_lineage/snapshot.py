@@ -206,7 +206,7 @@ class LineageNode:
     aliases: the aliases of this version.
     others: the same model as versions of its other names, for example as the best trial of a sweep.
     metrics: the last value of each held-out metric.
-    culprit_by: the test by which a bisection found that a fault began with this model; empty if none did.
+    culprit_by: the test by which a fault was found to have begun with this model; empty if none was.
     location: the URI of the model's files.
     metric: the main metric with the number of its rows, as text.
     outcome: of the last decision about this version. is_undone: whether others were made in its place by an undo.

@@ -1,4 +1,4 @@
-"""The commands of the lineage: questions, and the search for what broke a model.
+"""The commands of the lineage: questions, and the stores of models.
 
 They need no torch.
 """
@@ -6,10 +6,10 @@ They need no torch.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,7 +22,6 @@ from ringmaster.flows.output import (
     notice,
     output_console,
     print_json,
-    print_lines,
     print_result,
     write_document,
     write_file,
@@ -57,69 +56,6 @@ def as_of(
     print_result({"at": date, "serving": [asdict(each) for each in serving]}, map(message, lines), as_json=as_json)
     if not (serving or as_json):
         notice(f"nothing had been promoted by {date}")
-
-
-def bisect(
-    model: Model,
-    test: Annotated[
-        str,
-        typer.Option(
-            help="Shell command, given the model's folder, that ends with 0 for a good one, with 125 for one that "
-            "cannot be tested; or loss<2.5."
-        ),
-    ],
-    every: Annotated[bool, typer.Option("--all", help="Test all of them: faults may come and go.")] = False,
-    checkpoints: Annotated[bool, typer.Option(help="Search the culprit's checkpoints too.")] = True,
-    forget: Annotated[bool, typer.Option("--anew", help="Discard the results of an interrupted search.")] = False,
-    record: Annotated[bool, typer.Option(help="Mark the culprit, and what it reached, on MLflow's pages.")] = True,
-    refresh: Refresh = False,
-    as_json: AsJson = False,
-) -> None:
-    """Find the adaptation that broke a model, by testing its ancestors, and the steps in which it did."""
-    from ringmaster.flows.lineage.bisecting import Bisection, TestResults, parse_test
-
-    with lineage_home(is_fresh=refresh, writes=record) as home:
-        requested = parse_test(test)
-        node = home.find(model)
-        verdicts = TestResults.of(home.cache / "bisect", model=node.id, test=test)
-        if forget:
-            verdicts.forget()
-        if verdicts.known:
-            notice(f"continuing with {len(verdicts.known)} verdicts of an interrupted search; --anew forgets them")
-        search = Bisection(home=home, test=requested, results=verdicts, every=every, show=notice)
-        result = search.run(node)
-        if not result.is_monotone:  # then training may have lost and found it again, too
-            search = replace(search, every=True)
-        culprits = [search.describe(culprit, checkpoints=checkpoints) for culprit in result.culprits]
-        verdicts.forget()
-        label = home.snapshot.label
-        if as_json:
-            fields = {"model": node.label, "test": test, "culprits": culprits, "is_monotone": result.is_monotone}
-            answers = {label(id): is_good for id, is_good in result.verdicts.items()}
-            print_json({**fields, "verdicts": answers, "untested": [label(id) for id in result.untested]})
-        else:
-            print_lines(output_console(), map(_sentence, culprits))
-            if not result.is_monotone:
-                notice("some good model came from a bad one: the fault came more than once, or was mended")
-            if result.untested:
-                notice(f"not tested, and passed over: {', '.join(map(label, result.untested))}")
-        if record:
-            for each in result.culprits:
-                home.mark_culprit(each.child, test=test)
-
-
-def _sentence(culprit: dict[str, Any]) -> str:
-    outcome = (
-        f" from {', '.join(culprit['parents'])}" if culprit["parents"] else ", which came from nothing that was tested"
-    )
-    data = ", ".join(dict.fromkeys(d["name"] for d in culprit["datasets"] if d["context"] == "training"))
-    text = f"{culprit['child']} is where it broke: {culprit['kind']}{outcome}" + (f", on {data}" if data else "")
-    if culprit["steps"]:
-        ranges = [f"{each['last_good']} and {each['first_bad']}" for each in culprit["steps"]["every"]]
-        text += f", between steps {', and again between '.join(ranges)}"
-    if culprit["perhaps"]:
-        text += f"; or it was one of those before it that cannot be tested: {', '.join(culprit['perhaps'])}"
-    return text
 
 
 class GraphFormat(StrEnum):
@@ -306,7 +242,6 @@ for command in (
     show,
     diff,
     impact,
-    bisect,
     as_of,
     export,
     stored_models.store,

@@ -389,7 +389,7 @@ def trace(
     as_json: output.AsJson = False,
 ) -> None:
     """List the models that were trained or evaluated on a row of a data set with a name."""
-    from ringmaster.flows.lineage.bisecting import TracedRow, readers_of
+    from ringmaster.flows.lineage.row_readers import TracedRow, readers_of
 
     traced = TracedRow.of(row)
     with lineage_home() as home:

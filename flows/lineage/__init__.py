@@ -1,1 +1,1 @@
-"""The lineage for the command line: access to the records, views, row tracing, and bisection."""
+"""The lineage for the command line: access to the records, views, and row tracing."""

@@ -82,11 +82,6 @@ class LineageHome:
         with input_errors(UnknownModel):
             return self.snapshot.find(name)
 
-    def mark_culprit(self, id: str, *, test: str) -> None:
-        """Marks a model as the one with which a fault began, by a test, on the pages of its family in MLflow."""
-        reached = [self.snapshot.nodes[each].record for each in self.snapshot.reached_from([id])]
-        self.ledger.mark_culprit(self.snapshot.nodes[id].record, test=test, reached=reached)
-
     def model_dir(self, node: LineageNode) -> Path:
         """Returns a folder with a model's files: MLflow's own if it is on a local disk, else a copy in the cache.
 

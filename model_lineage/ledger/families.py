@@ -18,7 +18,6 @@ from ringmaster.model_lineage.model_pages import (
     Relative,
     family_path,
     family_svg,
-    with_culprit,
     with_states,
 )
 from ringmaster.model_lineage.records import DatasetInput, ModelRecord, Origin, metric_text, states_of
@@ -38,7 +37,7 @@ DECISION = "ringmaster.decision"  # a tag of a version: the last decisions about
 MAIN_METRIC, NUM_ROWS = "ringmaster.metric", "num_evaluated_rows"
 """A tag of a model, the name of its main metric, and a parameter, the number of rows that it is of."""
 UNDONE = "ringmaster.undone"  # what was undone, so that other models were made in place of this one
-CULPRIT = "ringmaster.culprit"  # the test by which a bisection found that a fault began with the model
+CULPRIT = "ringmaster.culprit"  # the test by which a fault was found to have begun with the model
 NOTE = "mlflow.note.content"  # the text on the page of a run or a model
 
 T = TypeVar("T")
@@ -353,13 +352,12 @@ class Families(ModelRegistry):
         if record.run_id is not None:
             self.write_svg(record.run_id, family_path(record), self.family_picture(record, marks))
 
-    def mark_culprit(self, record: ModelRecord, *, test: str, reached: Sequence[ModelRecord] = ()) -> None:
-        """Marks a model as the one with which a fault began, on its page and in the pictures of its family.
+    def mark_culprit(self, record: ModelRecord, *, by: str, reached: Sequence[ModelRecord] = ()) -> None:
+        """Marks a model as the one with which a fault began, in the pictures of its family.
 
-        test: the test by which a bisection found it. reached: the descendants of the model.
+        by: the test that found it. reached: the descendants of the model.
         """
-        self.client.set_logged_model_tags(record.model_id, {CULPRIT: test})
-        self.rewrite_page(record, lambda text: with_culprit(text, test))
+        self.client.set_logged_model_tags(record.model_id, {CULPRIT: by})
         self.redraw(record, *reached)
 
     def mark_undone(self, record: ModelRecord, what: str) -> None:

@@ -84,6 +84,7 @@ BUILTIN = (
     "ringmaster.features.retraining_value",
     "ringmaster.features.undo",
     "ringmaster.features.reproduction",
+    "ringmaster.features.bisection",
     "ringmaster.features.diagnosis",
     "ringmaster.features.endpoint",
     "ringmaster.features.slurm",

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from ringmaster.errors import InputError
-from ringmaster.flows.lineage.bisecting import TracedRow, readers_of
+from ringmaster.flows.lineage.row_readers import TracedRow, readers_of
 from ringmaster.tasks.recording.rows import rows_text
 from ringmaster.techniques.data.encoded_rows import RowManifest
 

@@ -25,6 +25,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.tree import Tree
 
+from ringmaster.features.bisection.bisecting import with_culprit
 from ringmaster.flows.batch.artifacts import DecisionArtifact, cost_markdown, plan_markdown, records_markdown
 from ringmaster.flows.batch.dry_run import DryRun
 from ringmaster.flows.batch.result import BatchResult, job_rows
@@ -282,7 +283,7 @@ def pages(text: str):
     record = model(text[:500]).record
     page = model_pages.card(record, text="", parents=[record], run_name=text[:100], batch=(text[:100], "r"))
     yield "card", page
-    yield "culprit", model_pages.with_culprit(page, text)
+    yield "culprit", with_culprit(page, text)
     yield "base", compared_with_base(record, record, weight_bytes=(1, 1), metrics={text: 1.0}, base_metrics={text: 1.0})
 
 

@@ -5,7 +5,8 @@ from random import Random
 
 import pytest
 
-from ringmaster.model_lineage.graph import BreakingAdaptation, Graph, blame, every_bad, first_bad
+from ringmaster.features.bisection.fault_search import BreakingAdaptation, blame, every_bad, first_bad
+from ringmaster.model_lineage.graph import Graph
 
 
 def graph(edges):

@@ -3,6 +3,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ringmaster.features.bisection.bisecting import with_culprit
 from ringmaster.model_lineage import DatasetInput, ModelRecord, Origin, model_pages
 
 BASE = ModelRecord(model_id="m-1", registered_name="base", version=4, uri="models:/base/4", experiment_id="7")
@@ -53,13 +54,11 @@ def test_a_card_says_that_a_base_was_in_4_bits_and_what_its_adapter_is_merged_in
 
 def test_the_newest_bisection_that_found_a_model_is_the_first_line_of_its_page():
     page = model_pages.with_children("A model.\n\nDo not use!", ["one"])
-    first = model_pages.with_culprit(page, "loss<2")
+    first = with_culprit(page, "loss<2")
     assert first == f"**A fault began here**, as a bisection found by the test `loss<2`.\n\n{page}"
-    assert model_pages.with_culprit(first, "loss<3") == first.replace("loss<2", "loss<3")
-    assert len(model_pages.with_culprit(page, "x" * model_pages.DESCRIPTION_LIMIT)) < len(page) + 300
-    assert (
-        model_pages.with_culprit("x" * model_pages.DESCRIPTION_LIMIT, "loss<2") == "x" * model_pages.DESCRIPTION_LIMIT
-    )
+    assert with_culprit(first, "loss<3") == first.replace("loss<2", "loss<3")
+    assert len(with_culprit(page, "x" * model_pages.DESCRIPTION_LIMIT)) < len(page) + 300
+    assert with_culprit("x" * model_pages.DESCRIPTION_LIMIT, "loss<2") == "x" * model_pages.DESCRIPTION_LIMIT
 
 
 def test_a_long_text_leaves_room_for_the_links():

@@ -287,6 +287,7 @@ OF_FEATURES = {
 OF_FOLDERS = {
     "diagnosis": PACKAGES,
     "undo": PACKAGES,
+    "bisection": PACKAGES,
     "reproduction": PACKAGES,
     "endpoint/server": PACKAGES,
     "endpoint/compute": ("techniques",),
@@ -418,7 +419,7 @@ def imported_by(*names: str) -> set[str]:
 
 def test_importing_them_does_not_import_torch():
     names = ("techniques.registry", "techniques.metrics.classification", "tasks.batch", "tasks.cluster")
-    ours = [f"{IMPORT_ROOT}.{name}" for name in (*names, "flows.lineage.bisecting")]
+    ours = [f"{IMPORT_ROOT}.{name}" for name in (*names, "features.bisection.bisecting")]
     assert not imported_by("techniques", *ours) & {"torch", "transformers"}
 
 

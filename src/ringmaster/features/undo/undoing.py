@@ -25,9 +25,9 @@ import numpy as np
 
 from ringmaster.codec import digest, to_json
 from ringmaster.errors import InputError, PromotionRefused, input_errors, raise_faults
-from ringmaster.flows.lineage.bisecting import TracedRow, reads_of
 from ringmaster.flows.lineage.home import LineageHome
 from ringmaster.flows.lineage.recorded_training import RecordedTraining
+from ringmaster.flows.lineage.row_readers import TracedRow, reads_of
 from ringmaster.flows.retraining.examine import judge_versions
 from ringmaster.model_lineage.records import CHAMPION
 from ringmaster.model_lineage.snapshot import LineageNode

@@ -11,23 +11,21 @@ import operator
 import os
 import re
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from ringmaster.errors import InputError, LedgerError, input_errors
+from ringmaster.errors import InputError, input_errors
+from ringmaster.features.bisection.fault_search import BisectionResult, BreakingAdaptation, blame, every_bad, first_bad
 from ringmaster.files import write_atomically
 from ringmaster.flows.lineage.home import LineageHome
-from ringmaster.model_lineage import DatasetInput
+from ringmaster.model_lineage import model_pages
 from ringmaster.model_lineage.exporting import node_json
-from ringmaster.model_lineage.graph import BisectionResult, BreakingAdaptation, blame, every_bad, first_bad
 from ringmaster.model_lineage.records import INDEXED
 from ringmaster.model_lineage.snapshot import LineageNode
-from ringmaster.tasks.recording.rows import ROWS
 from ringmaster.techniques.checkpoints.storage import checkpoint_steps
-from ringmaster.techniques.data.encoded_rows import RowManifest
-from ringmaster.techniques.data.row_files import content_hash, read_rows
+from ringmaster.text import code_span
 
 COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     "<=": operator.le,
@@ -36,6 +34,7 @@ COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     ">": operator.gt,
 }
 FOLDER_VARIABLE = "RINGMASTER_MODEL"
+PAGE_LINE = "**A fault began here**, "
 SKIP = 125  # "cannot be tested", as in git bisect run
 
 
@@ -158,6 +157,14 @@ class Bisection:
             return None
         return self._stored_result(node.id, node.label, lambda: self._tested(node))
 
+    def mark(self, culprit: BreakingAdaptation, *, test: str) -> None:
+        """Marks an adaptation that broke a model, by a test, on the pages of its family in MLflow."""
+        snapshot, ledger = self.home.snapshot, self.home.ledger
+        record = snapshot.nodes[culprit.child].record
+        ledger.rewrite_page(record, lambda text: with_culprit(text, test))
+        reached = [snapshot.nodes[each].record for each in snapshot.reached_from([culprit.child])]
+        ledger.mark_culprit(record, by=test, reached=reached)
+
     def describe(self, culprit: BreakingAdaptation, *, checkpoints: bool) -> dict[str, Any]:
         """Returns the facts about an adaptation that broke a model, as JSON values."""
         label = self.home.snapshot.label
@@ -233,104 +240,11 @@ class Bisection:
         )
 
 
-USES = {"training": "trained", "held_out": "evaluated"}
+def with_culprit(description: str, test: str) -> str:
+    """Returns `description` below a first line that a bisection by `test` found this model, instead of an earlier one.
 
-
-@dataclass(frozen=True, kw_only=True)
-class TracedRow:
-    """A row to search for: a text, the mapping in a line of a file, or the hash of what was read of it.
-
-    place: what it is called in messages. hash: of its content, where only that is known.
+    Returns `description` unchanged if the result would exceed what MLflow keeps.
     """
-
-    value: Any
-    place: str
-    hash: str | None = None
-
-    @classmethod
-    def of(cls, row: str) -> Self:
-        """Returns the row of that text, of a content hash, or of the form FILE:LINE, which is the one in that line.
-
-        Raises InputError if the file has no such row.
-        """
-        if re.fullmatch(r"[0-9a-f]{16}", row):
-            return cls(value=row, place=row, hash=row)
-        match = re.fullmatch(r"(.+):(\d+)", row)
-        if match is None or not Path(match[1]).is_file():
-            return cls(value=row, place=row)
-        with input_errors():
-            for number, value in read_rows(match[1]):
-                if number == int(match[2]):
-                    return cls(value=value, place=row)
-        raise InputError([f"{row} holds no row. To fix: check the number of the line"])
-
-    def hash_of(self, columns: Sequence[str], *, text_column: str) -> str | None:
-        """Returns the hash of what a job reads of the row: `columns` or, without any, the text; None if neither."""
-        if self.hash is not None:
-            return self.hash
-        if not isinstance(self.value, Mapping):
-            return None if columns else content_hash(self.value)
-        if columns:
-            return content_hash({name: self.value.get(name) for name in columns})
-        text = self.value.get(text_column)
-        return content_hash(text) if isinstance(text, str) else None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReadRows:
-    """The rows that a job has read. columns: those that were read of each row; () where it was the text alone."""
-
-    manifest: RowManifest
-    columns: tuple[str, ...]
-
-
-def reads_of(
-    row: TracedRow, home: LineageHome, *, text_column: str = "text"
-) -> list[tuple[LineageNode, DatasetInput, str]]:
-    """Returns the models that have read a row, the newest last, each with the data set and the hash of the row there.
-
-    Raises InputError if the row has no text, and nothing has read other columns of it.
-    """
-    known: dict[str, ReadRows] = {}  # by the digests of the rows: jobs that read the same rows share an entry
-    reads = [(node, each) for node in home.snapshot.models for each in node.record.datasets if each.rows_digest]
-    for node, dataset in reads:  # some models have the rows of their parents
-        run, digest = node.record.run_id, str(dataset.rows_digest)
-        if run is not None and digest not in known and (rows := rows_read_by(home, run)) is not None:
-            known[digest] = rows
-    result = []
-    for node, dataset in reads:
-        if (of := known.get(str(dataset.rows_digest))) is None:
-            continue
-        hash = row.hash_of(of.columns, text_column=text_column)
-        if hash is not None and hash in of.manifest.rows[_side(dataset)]:
-            result.append((node, dataset, hash))
-    if not result and row.hash_of((), text_column=text_column) is None:
-        raise InputError([f"{row.place} has no text in column {text_column!r}. To fix: name another by --text-column"])
-    return result
-
-
-def readers_of(row: TracedRow, home: LineageHome, *, text_column: str = "text") -> list[dict[str, Any]]:
-    """Returns what `reads_of` returns, as text: model, use and data set."""
-    return [
-        {
-            "model": node.label,
-            "use": USES[_side(dataset)],
-            "data": dataset.label,
-            "split": dataset.split,
-            "window": dataset.window,
-        }
-        for node, dataset, _ in reads_of(row, home, text_column=text_column)
-    ]
-
-
-def _side(dataset: DatasetInput) -> str:
-    return "training" if dataset.context == "training" else "held_out"
-
-
-def rows_read_by(home: LineageHome, run_id: str) -> ReadRows | None:
-    """Returns the rows that the job of a run has read; None where its artifacts were deleted."""
-    try:
-        value = json.loads(home.ledger.read_text(run_id, ROWS))
-    except LedgerError:  # a run whose artifacts were deleted
-        return None
-    return ReadRows(manifest=RowManifest.from_json(value), columns=tuple(value.get("columns", ())))
+    below = description.partition("\n\n")[2] if description.startswith(PAGE_LINE) else description
+    text = f"{PAGE_LINE}as a bisection found by the test {code_span(test, limit=200)}.\n\n{below}"
+    return description if len(text) > model_pages.DESCRIPTION_LIMIT else text

@@ -1,0 +1,1 @@
+"""The command `ringmaster lineage bisect`: the search for the adaptation that broke a model."""
