@@ -20,13 +20,13 @@ from ringmaster.registry import Registry
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ringmaster.techniques.training.generation import SequenceWriter, WriterContext
+
 
 CAUSAL, CLASSIFIER, SEQUENCE_TO_SEQUENCE, OTHER = "causal", "classifier", "sequence-to-sequence", "other"
 MODEL_KINDS = (CAUSAL, CLASSIFIER, SEQUENCE_TO_SEQUENCE, OTHER)
 """What a model predicts: the next token, a class of each row or token, the decoder's labels, or anything else."""
 
-ADVANTAGES, REWARDS = "advantages", "rewards"
-"""The entries [rows, completions] of a batch of completions that a model has written, for losses with `generation`."""
 JOB = "job:"
 """What options begin with that name a job of the batch, whose model the loss reads."""
 DOTTED_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
@@ -57,29 +57,6 @@ class LossInputs:
     model: Any = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Generation:
-    """The completions that a model writes to the prompts of each step, on which its loss is computed.
-
-    rewards: dotted names of functions f(prompts, completions, **columns) that return a number for each completion; ()
-        where completions are not rewarded.
-    weights: the factor of each function's rewards in their sum.
-    num_generations: completions of each prompt.
-    max_new_tokens: the most tokens of a completion.
-    temperature: completions are sampled from softmax(logits / temperature).
-    masks_truncated: whether completions of that many tokens without an end are not learnt.
-    share: the share of steps that train on them; the others train on the `completion` of each row.
-    """
-
-    rewards: tuple[str, ...]
-    weights: tuple[float, ...]
-    num_generations: int
-    max_new_tokens: int
-    temperature: float
-    masks_truncated: bool = False
-    share: float = 1.0
-
-
 class LossFunction(ABC):
     """A loss, a frozen dataclass in one file whose fields are its options, each made by `option`.
 
@@ -108,13 +85,22 @@ class LossFunction(ABC):
     total_names: ClassVar[tuple[str, ...]] = ()
 
     @property
-    def generation(self) -> Generation | None:
-        """The completions that the model writes in each step; None for losses of the samples as they are.
+    def num_written_tokens(self) -> int:
+        """The most tokens that the model writes to a sample in each step, on which the loss is computed.
 
-        The samples are then prompts, and the loss gets the completions' tensors: `input_ids` and `labels` are [rows,
-        completions, tokens], `ADVANTAGES` and `REWARDS` are [rows, completions].
+        0 for losses of the samples as they are. Others have a `sequence_writer`.
         """
-        return None
+        return 0
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        """The dotted names of the functions that it calls, whose code is not Ringmaster's."""
+        return ()
+
+    @property
+    def default_metrics(self) -> tuple[str, ...]:
+        """The metrics of a job that names none; () for those of its model."""
+        return ()
 
     @property
     def compares(self) -> bool:
@@ -124,8 +110,7 @@ class LossFunction(ABC):
     @property
     def num_sequences(self) -> int | None:
         """The number of sequences of a sample, whose tensors are [sequences, ...]; None where they are [...]."""
-        generation = self.generation
-        return 2 if self.in_pairs else None if generation is None else generation.num_generations
+        return 2 if self.in_pairs else None
 
     @property
     def min_rows(self) -> int:
@@ -172,12 +157,22 @@ class LossFunction(ABC):
         """Returns a shape of `LossInputs.reference`, for labels of a shape, in which a made-up one is as good."""
         return labels[:-1]
 
-    def advantages(self, rewards: Tensor, *, of_batch: Tensor) -> Tensor:
-        """Returns how much better each completion is than the others, [prompts, completions]. NaN is not a reward.
+    def sequence_writer(self, context: WriterContext) -> SequenceWriter | None:
+        """Returns what writes the sequences on which it is computed; None for losses of the samples as they are.
 
-        rewards: of some prompts, [prompts, completions]. of_batch: those of the whole global batch.
+        Raises ValueError where the model cannot write them.
         """
-        raise NotImplementedError(f"{self.name} has no completions; a loss with `generation` implements this")
+        return None
+
+    def probe_batch(
+        self, samples: Mapping[str, Tensor], context: WriterContext, *, seed: int, seq_len: int
+    ) -> dict[str, Tensor]:
+        """Returns the batch of a few short sequences that the model writes to a few samples, for a tiny step.
+
+        seq_len: the most tokens of a sample.
+        Raises StepError where the model, the data or a function of the user does not suit the loss.
+        """
+        raise NotImplementedError(f"{self.name} has no sequences that a model writes")
 
     def written(self, inputs: LossInputs) -> list[list[int]] | None:
         """Returns the tokens that a model writes to each row, where its output alone determines them; else None."""
@@ -396,7 +391,13 @@ def loss_code_path(loss: str | None) -> str | None:
     return LOSSES.path(loss) if is_named(loss) else loss
 
 
-def reward_names(loss: str | None, options: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns the dotted names of the reward functions of a job's loss; () for losses without any."""
+def functions_of(loss: str | None, options: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns the dotted names of the functions that a job's loss calls; () for most losses."""
     function = loss_function(loss, options)
-    return () if function is None or function.generation is None else function.generation.rewards
+    return () if function is None else function.functions
+
+
+def writes(loss: str | None, options: Mapping[str, Any]) -> bool:
+    """Returns whether a job's loss is computed on what the model writes in each step."""
+    function = loss_function(loss, options)
+    return function is not None and function.num_written_tokens > 0

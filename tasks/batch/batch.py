@@ -28,7 +28,7 @@ from ringmaster.techniques.data.row_files import has_tokenizer
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.job_features import is_name
 from ringmaster.techniques.job_specs import DataSpec, ModelSpec
-from ringmaster.techniques.loss import reward_names
+from ringmaster.techniques.loss import loss_function
 from ringmaster.techniques.models.peft_format import resolved
 from ringmaster.techniques.processes.order import KEPT_CHECKPOINTS
 
@@ -355,10 +355,10 @@ def _parts(entry: JobEntry) -> list[Job]:
 def _job(entry: JobEntry) -> Job:
     job = job_of(_loss_fields(entry.model_dump(exclude_unset=True, exclude={*PLANNER_KEYS})))
     job = replace(job, adapter=job.adapter and resolved(job.adapter))
-    if "metrics" in entry.evaluation.model_fields_set or not reward_names(job.loss, job.loss_options):
+    function = loss_function(job.loss, job.loss_options)
+    if "metrics" in entry.evaluation.model_fields_set or function is None or not function.default_metrics:
         return job
-    # The loss of completions that a model has generated itself does not measure its quality.
-    return replace(job, evaluation=replace(job.evaluation, metrics=("reward",)))
+    return replace(job, evaluation=replace(job.evaluation, metrics=function.default_metrics))
 
 
 def _loss_fields(entry: dict[str, Any]) -> dict[str, Any]:

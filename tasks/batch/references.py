@@ -36,7 +36,7 @@ from ringmaster.techniques.data.row_files import FORMATS, format_of
 from ringmaster.techniques.data_source import ALIASES, data_source_names
 from ringmaster.techniques.job_features import MAX_WHOLE, NAME_PATTERN
 from ringmaster.techniques.job_specs import Adapter
-from ringmaster.techniques.loss import DOTTED_NAME, job_named, loss_names
+from ringmaster.techniques.loss import DOTTED_NAME, DottedNames, job_named, loss_class, loss_names, options_of
 from ringmaster.techniques.metric import METRIC_FAMILIES, metric_names
 from ringmaster.techniques.metrics.latency import FAMILY as LATENCY
 from ringmaster.techniques.metrics.latency import latency_metric
@@ -134,10 +134,13 @@ def loss(value: Any, info: ValidationInfo) -> Any:
     if ":" in name and not isinstance(value, dict):
         factory(name, info)
     elif name in loss_names() and isinstance(value, dict):
-        for reward in as_list(value.get("rewards")):
+        kind = loss_class(name)
+        options = {} if kind is None else options_of(kind)
+        lists = [value.get(key) for key, values in options.items() if isinstance(values, DottedNames)]
+        for function in [each for items in lists for each in as_list(items)]:
             # Others are reported with the options, and jobs with the parents.
-            if isinstance(reward, str) and DOTTED_NAME.fullmatch(reward) and job_named(reward) is None:
-                factory(reward, info)
+            if isinstance(function, str) and DOTTED_NAME.fullmatch(function) and job_named(function) is None:
+                factory(function, info)
     elif name not in loss_names():
         of_your_own = "" if isinstance(value, dict) else '; or write "package.module:function"'
         raise wrong(f"{name!r} is unknown", closest(name, loss_names()) + of_your_own)

@@ -290,11 +290,7 @@ def _text(job: Raw) -> Iterator[Finding]:
 
 def _loss(job: Raw) -> Iterator[Finding]:
     """Yields the faults of a loss's options, and of what it does not go with; places are relative to the job."""
-    loss, reads_prompts = job.get("loss"), as_mapping(job.get("data")).get("kind") == "prompt"
-    name, options = split_loss(loss)
-    if loss is None and reads_prompts:
-        remedy = "set loss: {name: grpo, rewards: [...]}, or give data with answers"
-        yield Finding(("data", "kind"), "prompt has no answers to learn", remedy)
+    name, options = split_loss(job.get("loss"))
     if not isinstance(name, str) or name not in loss_names() or (loss_type := loss_class(name)) is None:
         return  # the schema has reported it
     known = options_of(loss_type)
@@ -307,12 +303,6 @@ def _loss(job: Raw) -> Iterator[Finding]:
             remedy = closest(fault.option, known, what="The options are") if known else "remove it: there are none"
         yield Finding(("loss", fault.option), problem, remedy)
     yield from findings_where(
-        (
-            "max_new_tokens" in known and not reads_prompts,
-            ("data", "kind"),
-            f"is not prompt, and the loss {name} reads prompts",
-            "set kind: prompt",
-        ),
         (
             not faults
             and job.get("global_batch_size") == 1

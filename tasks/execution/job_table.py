@@ -21,7 +21,7 @@ from ringmaster.tasks.execution.job_rules import job_rules
 from ringmaster.tasks.storage.journal import ENDED, Evaluation, JobRecord, JobStatus, Journal, Variation
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.job import Variant
-from ringmaster.techniques.loss import loss_function
+from ringmaster.techniques.loss import writes
 from ringmaster.techniques.processes.gang_events import EvaluationReported
 
 
@@ -316,10 +316,9 @@ class JobTable(JobRows):
 def keeps_layout(job: Job) -> bool:
     """Returns whether a job must stay under the option that it starts with, as it trains on what it generates.
 
-    Rounding differs between layouts, and another token changes the rest of a completion.
+    Rounding differs between layouts, and another token changes those after it.
     """
-    loss = loss_function(job.loss, job.loss_options)
-    return loss is not None and loss.generation is not None
+    return writes(job.loss, job.loss_options)
 
 
 def layout_of(profile: Profile) -> dict[str, Any]:

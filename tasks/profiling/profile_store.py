@@ -17,7 +17,7 @@ from ringmaster.techniques import Profile, registry
 from ringmaster.techniques.data_source import LANGUAGE_MODELING, installed_source
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.job_features import Effect
-from ringmaster.techniques.loss import loss_code_path, loss_function, reward_names
+from ringmaster.techniques.loss import functions_of, loss_code_path, writes
 from ringmaster.techniques.metric import installed_metric
 from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.profiles import ProfileKey
@@ -77,9 +77,8 @@ def speed_key(
     if lengths := _lengths(data):
         data_shape["lengths"] = lengths
     code = [job.model.factory, loss_code_path(job.loss), spec.factory, installed_source(spec)]
-    rewards, function = reward_names(job.loss, job.loss_options), loss_function(job.loss, job.loss_options)
-    generates = function is not None and function.generation is not None
-    factories = [name for name in (*code, *map(installed_metric, job.evaluation.metrics), *rewards) if name]
+    called = functions_of(job.loss, job.loss_options)
+    factories = [name for name in (*code, *map(installed_metric, job.evaluation.metrics), *called) if name]
     # Data beyond what one evaluation reads does not change the speed: tomorrow's data needs no new profile.
     num_evaluated = min(data["num_held_out"], job.max_evaluated_rows)
     return digest(
@@ -96,7 +95,8 @@ def speed_key(
             "exact": job.exact,  # decides which configs exist
             "evaluation": [list(job.evaluation.metrics), num_evaluated],
             "sources": {name: source_digest(name, import_paths) for name in factories} | _scripts(job.model.command),
-            **({"generation": dict(job.loss_options)} if generates else {}),  # lengths and numbers of completions
+            # Lengths and numbers of what the model writes.
+            **({"generation": dict(job.loss_options)} if writes(job.loss, job.loss_options) else {}),
             **({"freeze": list(job.freeze)} if job.freeze else {}),
             **_adaptation(job),  # no key without an adaptation, so that earlier profiles stay valid
             **({"others": others} if (others := _others(job)) else {}),

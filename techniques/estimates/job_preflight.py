@@ -279,9 +279,8 @@ def why_no_generation(technique: Technique, job: Job) -> str | None:
     if isinstance(technique, BlackBox):
         return None
     loss = loss_function(job.loss, job.loss_options)
-    writes_in_steps = loss is not None and loss.generation is not None
     metric = None if (architecture_of(job.model) or "").endswith(CTC_SUFFIX) else why_generating(job.evaluation.metrics)
-    what = f"the loss {loss.name}" if loss and writes_in_steps else metric
+    what = f"the loss {loss.name}" if loss is not None and loss.num_written_tokens else metric
     if what is None:
         return None
     if not technique.generates:

@@ -8,7 +8,7 @@ Sources: PyTorch's FakeTensorMode and FakeProcessGroup.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -45,7 +45,6 @@ from ringmaster.techniques.data import PreparedData
 from ringmaster.techniques.data_source import SampleTensor
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.job_specs import Adapter
-from ringmaster.techniques.loss import ADVANTAGES, REWARDS, Generation, LossFunction
 from ringmaster.techniques.models.architectures import instantiate
 from ringmaster.techniques.models.build import build_model, model_config, skeleton
 from ringmaster.techniques.models.layers import layer_names
@@ -59,7 +58,6 @@ from ringmaster.techniques.training import job_state
 from ringmaster.techniques.training import trainer as trainers
 from ringmaster.techniques.training.dropout import DrawSites
 from ringmaster.techniques.training.gradients import local
-from ringmaster.techniques.training.job_state import WIDTH_MULTIPLE
 
 SETTING_UP = "setting up"
 
@@ -391,7 +389,6 @@ def replacements(scene: RankScenario) -> list[tuple[Any, str, Any]]:
             lambda keys, shape, p, device: torch.empty(len(keys), *shape, dtype=torch.bool, device=device),
         ),
         (job_state, "prepare", lambda *_, pinned, **__: pinned),
-        (trainers, "rollout_of", lambda function, *, model, **_: _rollout(function, model)),
         (trainers, "build_model", lambda spec, *, data, seed, **_: _model(scene, data, seed)),
     ]
     if prepared.tensors or prepared.kind in ("tokens", "images"):
@@ -462,46 +459,6 @@ def _ones(described: SampleTensor, num_rows: int) -> Tensor:
     if described.name.endswith("attention_mask"):
         tensor[..., -1] = 0
     return tensor
-
-
-def _rollout(function: LossFunction | None, model: nn.Module) -> _Completions | None:
-    return None if function is None or function.generation is None else _Completions(function.generation, model)
-
-
-class _Completions:
-    """Completions of the greatest length, as if a `Rollout` had written them with a cache of keys and values."""
-
-    def __init__(self, generation: Generation, model: nn.Module) -> None:
-        self.generation, self._config = generation, getattr(model, "config", None)
-
-    def writes(self, seed: int, step: int) -> bool:
-        """Returns True: steps that train on other completions need less."""
-        return True
-
-    def completed(self, model: nn.Module, prompts: Mapping[str, Tensor], *, seeds: Sequence[int]) -> dict[str, Tensor]:
-        """Returns a batch without values."""
-        number = self.generation.num_generations
-        rows, width = prompts["input_ids"].shape
-        longest = -(-(width + self.generation.max_new_tokens) // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
-        cache = torch.empty(self._cache_bytes(rows * number * longest), dtype=torch.uint8)
-        del cache  # its peak is counted
-        with unset_fake_temporarily():
-            tokens = torch.ones(rows, number, longest, dtype=torch.int64)
-            return {"input_ids": tokens, "labels": tokens, REWARDS: torch.zeros(rows, number)}
-
-    def with_advantages(self, batches: Sequence[dict[str, Tensor]], **_: Any) -> list[dict[str, Tensor]]:
-        """Returns batches with advantages."""
-        return [{**batch, ADVANTAGES: batch[REWARDS]} for batch in batches]
-
-    def _cache_bytes(self, num_tokens: int) -> int:
-        """The bytes of keys and values in fp32, 0 for models whose config does not name their sizes."""
-        config = self._config
-        heads = getattr(config, "num_attention_heads", None)
-        if config is None or not isinstance(heads, int):
-            return 0
-        kept = getattr(config, "num_key_value_heads", None) or heads
-        width = getattr(config, "head_dim", None) or config.hidden_size // heads
-        return 2 * 4 * int(config.num_hidden_layers) * int(kept) * int(width) * num_tokens
 
 
 class _Replicas(nn.Module):

@@ -29,7 +29,7 @@ from ringmaster.techniques.estimates.memory import (
     sharding,
 )
 from ringmaster.techniques.job import DISTILLED, Job
-from ringmaster.techniques.loss import CAUSAL, loss_function, reward_names
+from ringmaster.techniques.loss import CAUSAL, functions_of, loss_function
 from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.models.model_folders import teacher_model
@@ -472,14 +472,13 @@ class Estimator:
     @cached_property
     def _alone(self) -> StepTimes | None:
         """The times of a step on one device: measured where the layers and the data are at hand, or by operations."""
-        if reward_names(self._job.loss, self._job.loss_options) or self._job.is_black_box:
-            return None  # most of a step is generation, or unknown
+        if functions_of(self._job.loss, self._job.loss_options) or self._job.is_black_box:
+            return None  # most of a step is unknown
         alone = self._measured
         if alone is None and self._outline is not None and self._rates is not None:
             alone = times_by_operations(self._outline, facts=self._facts, rates=self._rates)
             function = loss_function(self._job.loss, self._job.loss_options)
-            if function is not None and function.generation is not None:
-                num_tokens = function.generation.max_new_tokens
+            if function is not None and (num_tokens := function.num_written_tokens):
                 width = (self._widths.training or self._data.seq_len or 1) + num_tokens
                 alone = alone.with_generation(num_tokens=num_tokens, width=width)
         return alone if alone is None else alone.with_extra_forward(self._teacher_size)

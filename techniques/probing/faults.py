@@ -17,7 +17,7 @@ from ringmaster.techniques.data_source import PreparedData, data_source_of
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.loss import BUILTIN_LOSSES, loss_class
 from ringmaster.techniques.metric import IGNORED
-from ringmaster.techniques.training.bound_loss import ADDED, BoundLoss, logits_of
+from ringmaster.techniques.training.bound_loss import REFERENCE, BoundLoss, logits_of
 from ringmaster.text import message_of
 
 MASKED = "ForMaskedLM"
@@ -42,7 +42,7 @@ def faults_of_samples(job: Job, model: nn.Module, loss: BoundLoss, batch: Mappin
     """Yields faults: tensors that the model does not take, and tokens that it has no embedding for."""
     if loss.inputs is not None and (job.loss is None or loss.function is not None):
         read = () if loss.function is None else loss.function.reads
-        ignored = sorted(batch.keys() - loss.inputs - {"labels", *ADDED, *read})
+        ignored = sorted(batch.keys() - loss.inputs - {"labels", REFERENCE, *read})
         if readers := [name for name in BUILTIN_LOSSES if (other := loss_class(name)) and {*ignored} & {*other.reads}]:
             yield (
                 f"loss: samples have {', '.join(ignored)}, which this loss does not read. To fix: set loss to "

@@ -23,15 +23,7 @@ from ringmaster.techniques.data_source import installed_source
 from ringmaster.techniques.job import DISTILLED, Job
 from ringmaster.techniques.job_features import Effect
 from ringmaster.techniques.job_specs import VIRTUAL_TOKENS, ModelSpec
-from ringmaster.techniques.loss import (
-    ADVANTAGES,
-    CLASSIFIER,
-    REWARDS,
-    LossFunction,
-    loss_class,
-    loss_code_path,
-    reward_names,
-)
+from ringmaster.techniques.loss import CLASSIFIER, functions_of, loss_class, loss_code_path
 from ringmaster.techniques.metric import (
     GatheredMetric,
     Metric,
@@ -40,7 +32,6 @@ from ringmaster.techniques.metric import (
     metrics_named,
     scored_metrics,
 )
-from ringmaster.techniques.model_facts import num_positions
 from ringmaster.techniques.models.architectures import instantiate, misspelt, undeclared_fields
 from ringmaster.techniques.models.build import build_model, model_config, seeded
 from ringmaster.techniques.models.peft_format import resolved
@@ -52,7 +43,7 @@ from ringmaster.techniques.probing.faults import (
     why_tokens_are_foreign,
 )
 from ringmaster.techniques.probing.rows import check_longest, why_not_causal, why_reads_padding
-from ringmaster.techniques.probing.tiny import LONGEST, cropped, made_up, ragged, rows_of, tiny_config
+from ringmaster.techniques.probing.tiny import cropped, made_up, ragged, rows_of, tiny_config
 from ringmaster.techniques.training.bound_loss import (
     REFERENCE,
     BoundLoss,
@@ -62,61 +53,11 @@ from ringmaster.techniques.training.bound_loss import (
     with_made_up_reference,
 )
 from ringmaster.techniques.training.dropout import Draws, DrawSites, drawing, find_sites, name_modules, use
-from ringmaster.techniques.training.generation import answer_writer_of, prompts_of, rollout_of
+from ringmaster.techniques.training.generation import WriterContext, answer_writer_of
 from ringmaster.techniques.training.metric_totals import MetricTotals, outputs_of, sums_of
 from ringmaster.techniques.training.reference_model import ReferenceModel
-from ringmaster.techniques.training.token_sampling import prompt_seed
 
 MAX_NEW_TOKENS = 8
-
-
-def completions_of(
-    prompts: Mapping[str, Tensor], *, model: nn.Module, function: LossFunction, job: Job, data: PreparedData
-) -> dict[str, Tensor]:
-    """Returns the batch of a few short completions; rewarded ones with random advantages, which always have gradients.
-
-    Raises StepError where the model has too few positions, or where a reward function fails or returns no numbers.
-    """
-    generation = function.generation
-    assert generation is not None
-    longest, has = (data.seq_len or 0) + generation.max_new_tokens, num_positions(getattr(model, "config", None))
-    if has is not None and has < longest:
-        raise StepError(
-            [
-                f"loss: prompts and completions have up to {longest} tokens, and the model {has} positions. To fix: "
-                "lower loss.max_new_tokens or data.seq_len, or set model.config.max_position_embeddings"
-            ]
-        )
-    what = "rewards" if generation.rewards else "completions"
-    with explained(f"loss: its {what} cannot be computed", "correct the reward function, or the columns of the data"):
-        rollout = rollout_of(
-            function,
-            model=model,
-            tokenizer_dir=data.tokenizer_dir,
-            device=torch.device("cpu"),
-            autocast=nullcontext,
-        )
-        assert rollout is not None
-        prompts_of(prompts)  # raises where the data is of another kind
-        if generation.share < 1:
-            rollout.given(prompts)
-        short = replace(generation, max_new_tokens=min(generation.max_new_tokens, MAX_NEW_TOKENS))
-        seeds = [prompt_seed(job.seed, 0, place) for place in range(len(prompts["input_ids"]))]
-        batch = replace(rollout, generation=short).completed(model, _last_tokens(prompts), seeds=seeds)
-    if not generation.rewards:
-        return batch
-    draw = torch.Generator().manual_seed(0)
-    rewards = torch.rand(batch[REWARDS].shape, generator=draw)
-    return {**batch, ADVANTAGES: function.advantages(rewards, of_batch=rewards)}
-
-
-def _last_tokens(prompts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The prompts with the last few of their tokens, which are padded on the right."""
-    mask = prompts["attention_mask"]
-    is_last = mask.flip(-1).cumsum(-1).flip(-1) <= LONGEST
-    return {**prompts, "attention_mask": mask * is_last}
-
-
 PACKING_REMEDY = "To fix: set data.packing to false"
 MAX_TOKENS = 12  # of each of two samples
 
@@ -419,8 +360,12 @@ class _TinyStep:
             self._loss = bind_loss(job.loss, self._model, job.model, options=job.loss_options)
         disable_dropout(self._model, self._loss)
         self._whole = samples
-        if self._loss.function is not None and self._loss.function.generation is not None:
-            samples = completions_of(samples, model=self._model, function=self._loss.function, job=job, data=data)
+        self._writing = WriterContext(
+            model=self._model, tokenizer_dir=data.tokenizer_dir, device=torch.device("cpu"), autocast=nullcontext
+        )
+        if self._loss.function is not None and self._loss.function.num_written_tokens:
+            seq_len = data.seq_len or 0
+            samples = self._loss.function.probe_batch(samples, self._writing, seed=job.seed, seq_len=seq_len)
         else:
             samples = cropped(samples, seq_len=data.seq_len)
         self._batch = with_made_up_reference(self._loss, samples)
@@ -498,13 +443,7 @@ class _TinyStep:
     def _written(self) -> list[list[int]] | None:
         """What the small model writes to the samples, a few tokens each; None where no metric reads it."""
         most = min(self._job.evaluation.max_new_tokens, MAX_NEW_TOKENS)
-        answers = answer_writer_of(
-            replace(self._job.evaluation, max_new_tokens=most),
-            model=self._model,
-            tokenizer_dir=self._data.tokenizer_dir,
-            device=torch.device("cpu"),
-            autocast=nullcontext,
-        )
+        answers = answer_writer_of(replace(self._job.evaluation, max_new_tokens=most), self._writing)
         return None if answers is None else answers.written(self._model, self._batch)
 
     def _samples(self, rows: Sequence[int]) -> dict[str, Tensor]:
@@ -571,7 +510,7 @@ def source_states(job: Job) -> list[Any]:
 
     These are the source files of functions and classes that are a user's, and the config and code of a saved model.
     """
-    names = (*code_of_steps(job), *reward_names(job.loss, job.loss_options))
+    names = (*code_of_steps(job), *functions_of(job.loss, job.loss_options))
     metrics, saved = map(installed_metric, job.evaluation.metrics), Path(job.model.from_pretrained or "")
     code = [source_state(name) for name in names] + [source_state(name) for name in metrics if name is not None]
     if job.model.from_pretrained is None or not saved.is_dir():

@@ -36,9 +36,7 @@ def check_longest(
     samples: with their whole width, of which one row is filled up with its own tokens.
     """
     row = {name: value[:1] for name, value in samples.items()}
-    if (
-        loss.function is not None and loss.function.generation is not None
-    ):  # its samples are prompts, of which the model's completions make groups
+    if loss.function is not None and loss.function.num_written_tokens:  # of other samples than it is computed on
         return
     if seq_len is None or "input_ids" not in row or row["input_ids"].shape[-1] != seq_len:
         return

@@ -21,7 +21,7 @@ from transformers.modeling_outputs import CausalLMOutput
 
 from ringmaster.errors import NoCommonBase
 from ringmaster.techniques.job_specs import Adapter, EvaluationSpec, ModelSpec
-from ringmaster.techniques.loss import reward_names
+from ringmaster.techniques.loss import writes
 from ringmaster.techniques.metric import Metric, ModelMetric, Outputs, metrics_named, scored_metrics
 from ringmaster.techniques.models.adapters import attach, first_state, own_leaves, sites
 from ringmaster.techniques.models.build import build_base, build_model
@@ -42,11 +42,10 @@ from ringmaster.techniques.training.bound_loss import (
     logits_of,
     next_token_loss,
 )
-from ringmaster.techniques.training.generation import answer_writer_of, rollout_of
+from ringmaster.techniques.training.generation import WriterContext, answer_writer_of
 from ringmaster.techniques.training.gradients import compute_in_half
 from ringmaster.techniques.training.metric_totals import outputs_of, sums_of
 from ringmaster.techniques.training.reference_model import ReferenceModel
-from ringmaster.techniques.training.token_sampling import HELD_OUT, prompt_seed
 
 MIN_ROWS = 8  # a product of fewer rows runs on another kernel alone than in a batch
 
@@ -234,20 +233,19 @@ def score_alone(
         attach(model, Adapter(from_pretrained=str(model_dir)), seed=rows.job.seed)
     model = _laid_out(model, spec, rows, device=device, mesh=mesh)
     job = rows.job_of(model_dir)
-    are_no_prompts = rows.cases is not None and bool(reward_names(job.loss, job.loss_options))
+    are_no_prompts = rows.cases is not None and writes(job.loss, job.loss_options)
     loss = bind_loss(None if are_no_prompts else job.loss, model, spec, options=job.loss_options)
     if rows.job.precision == "bf16-params":
         compute_in_half(model)
-    writes: dict[str, Any] = {
-        "model": model,
-        "tokenizer_dir": rows.prepared.tokenizer_dir,
-        "device": device,
-        "autocast": lambda: torch.autocast(device.type, dtype=torch.bfloat16, enabled=rows.job.precision == "bf16"),
-    }
-    rollout = rollout_of(loss.function, **writes)
-    if rollout is not None:
-        rollout.rewards.check_without_training()
-    answers = answer_writer_of(rows.job.evaluation if rows.cases is None else EvaluationSpec(), **writes)
+    writing = WriterContext(
+        model=model,
+        tokenizer_dir=rows.prepared.tokenizer_dir,
+        device=device,
+        autocast=lambda: torch.autocast(device.type, dtype=torch.bfloat16, enabled=rows.job.precision == "bf16"),
+        is_trained=False,
+    )
+    writer = None if loss.function is None else loss.function.sequence_writer(writing)
+    answers = answer_writer_of(rows.job.evaluation if rows.cases is None else EvaluationSpec(), writing)
     reference = compared = None
     is_compared = loss.function is not None and loss.function.compares
     has_teacher = loss.function is not None and loss.function.needs_teacher
@@ -257,14 +255,13 @@ def score_alone(
         name = reference_of(model_dir, rows.reader) if is_named else None
         compared = None if name is None else _compared_model(name, rows, device=device, mesh=mesh)
     if is_compared and (compared is not None or is_base):
-        reference = ReferenceModel(model=compared, loss=loss, autocast=writes["autocast"])
+        reference = ReferenceModel(model=compared, loss=loss, autocast=writing.autocast)
     collected, config = ScoreCollector(), getattr(model, "config", None)
     metrics = scored_metrics(rows.job.evaluation.metrics)
     for numbers, batch in rows.chunks(model_dir, config=config, shifted=loss.shifted, device=device):
         known = rows.known(batch)
-        if rollout is not None:
-            seeds = [prompt_seed(rows.job.seed, HELD_OUT, number) for number in numbers]
-            (batch,) = rollout.with_advantages([rollout.completed(model, batch, seeds=seeds)])
+        if writer is not None:
+            batch = writer.held_out_batch(model, batch, seed=rows.job.seed, rows=numbers)
         if reference is not None:
             forward = partial(_forward, model, loss, rows=rows)
             batch = reference.before_forward(batch, trained=model, inner=model, forward=forward)

@@ -22,11 +22,9 @@ from ringmaster import features
 from ringmaster.registry import resolve
 from ringmaster.techniques.job_specs import ModelSpec
 from ringmaster.techniques.loss import (
-    ADVANTAGES,
     CAUSAL,
     CLASSIFIER,
     OTHER,
-    REWARDS,
     SEQUENCE_TO_SEQUENCE,
     LossFunction,
     LossInputs,
@@ -42,8 +40,6 @@ Batch = Mapping[str, Tensor]
 SumAndCount = tuple[Tensor, Tensor | int]
 REFERENCE = "reference_log_probabilities"
 """The entry of a batch with what its loss compares, under initial weights or a teacher's; [rows, 2] for pairs."""
-ADDED = (REFERENCE, ADVANTAGES, REWARDS)
-"""The entries of batches that training adds, and that are not the model's inputs."""
 
 # Suffixes of transformers classes whose loss is a cross entropy of each labelled row (or token).
 CLASSIFIER_SUFFIXES = (
@@ -247,7 +243,7 @@ class BoundLossFunction(BoundLoss):
 
     def forward_inputs(self, batch: Batch) -> dict[str, Tensor]:
         """Returns the entries of `batch` for `forward`; of pairs and groups all sequences of each in turn."""
-        added = (*ADDED, *self.function.reads)
+        added = (REFERENCE, *self.function.reads)
         given = self._entries({name: value for name, value in batch.items() if name not in added})
         sequences = self.function.num_sequences
         if sequences is None:

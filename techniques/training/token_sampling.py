@@ -1,9 +1,4 @@
-"""Sampling of the tokens of completions, and how completions end.
-
-A token is sampled from softmax(logits / T) as the argmax of logits / T - log E, with E exponentially distributed (the
-Gumbel-max trick: Maddison et al., A* Sampling, arXiv:1411.0030, section 2). Each prompt draws E from a generator of its
-own, so that transformers' `generate` may answer any number of prompts at once, by greedy search on these sums.
-"""
+"""What a model writes to prompts, token by token, and how it ends."""
 
 from __future__ import annotations
 
@@ -24,10 +19,6 @@ from transformers import (
 
 from ringmaster.codec import digest
 from ringmaster.techniques.data.chat_template import ChatTemplate, TurnEnd
-from ringmaster.techniques.loss import Generation
-
-HELD_OUT = "held out"
-"""In place of a step, for the random numbers of completions of held-out prompts."""
 
 
 def prompt_seed(seed: int, step: int | str, place: int) -> int:
@@ -106,6 +97,18 @@ def end_tokens_of(tokenizer: Any, model: nn.Module) -> EndTokens:
     return EndTokens(token_ids=tuple(dict.fromkeys(known)), pad_id=int(pad), text=text)
 
 
+class Beating(LogitsProcessor):  # type: ignore[misc]
+    """Calls a function before each token, of which the likeliest one is taken."""
+
+    def __init__(self, beat: Callable[[], None]) -> None:
+        self._beat = beat
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Returns the scores, [sequences, vocabulary]."""
+        self._beat()
+        return scores
+
+
 def encodes(model: nn.Module) -> bool:
     """Returns whether a model has an encoder, which reads what a decoder answers to."""
     return bool(getattr(model.config, "is_encoder_decoder", False))
@@ -116,19 +119,19 @@ def sample(
     model: nn.Module,
     prompts: Sequence[Sequence[int]],
     *,
-    seeds: Sequence[int] | None,
-    generation: Generation,
+    max_new_tokens: int,
     ends: EndTokens,
     device: torch.device,
-    beat: Callable[[], None] = lambda: None,
+    processor: LogitsProcessor,
+    number: int = 1,
 ) -> list[list[list[int]]]:
     """Returns the tokens of the completions of each prompt, each with the token that ended it, if one did.
 
     model: a language model of transformers; it is in eval mode meanwhile.
-    prompts: the tokens of each. seeds: of each prompt's random numbers; None for the likeliest tokens.
-    beat: called before each token.
+    prompts: the tokens of each. max_new_tokens: the most of a completion. number: the completions of each prompt.
+    processor: makes scores whose greatest one is the next token.
     """
-    number, width = generation.num_generations, max(map(len, prompts))
+    width = max(map(len, prompts))
     tokens = torch.full((len(prompts), width), ends.pad_id, dtype=torch.int64)
     mask = torch.zeros_like(tokens)
     for row, prompt in enumerate(prompts):
@@ -137,10 +140,9 @@ def sample(
         first = 0 if encodes(model) else width - len(prompt)
         tokens[row, first : first + len(prompt)] = torch.as_tensor(prompt)
         mask[row, first : first + len(prompt)] = 1
-    noise = GumbelNoise(seeds, generation=generation, device=device, beat=beat)
     ended = () if ends.are_ignored else ends.token_ids
     config = GenerationConfig(
-        max_new_tokens=generation.max_new_tokens,
+        max_new_tokens=max_new_tokens,
         do_sample=False,
         num_beams=1,
         use_cache=True,
@@ -163,7 +165,7 @@ def sample(
             tokens.repeat_interleave(number, 0).to(device),
             attention_mask=mask.repeat_interleave(number, 0).to(device),
             generation_config=config,
-            logits_processor=LogitsProcessorList([noise]),
+            logits_processor=LogitsProcessorList([processor]),
             stopping_criteria=StoppingCriteriaList(criteria),
         )
     model.train(was_training)
@@ -184,23 +186,3 @@ def _without_defaults(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         model.generation_config = own
-
-
-class GumbelNoise(LogitsProcessor):  # type: ignore[misc]
-    """Divides logits by the temperature and adds Gumbel noise, of which each prompt has a generator, if any."""
-
-    def __init__(
-        self, seeds: Sequence[int] | None, *, generation: Generation, device: torch.device, beat: Callable[[], None]
-    ) -> None:
-        self._generators = [torch.Generator(device).manual_seed(seed) for seed in seeds or ()]
-        self._generation, self._beat = generation, beat
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Returns scores [sequences, vocabulary] whose argmax is a sample."""
-        self._beat()
-        if not self._generators:
-            return scores
-        shape = (self._generation.num_generations, scores.shape[-1])
-        drawn = [torch.empty(shape, device=scores.device).exponential_(generator=each) for each in self._generators]
-        smallest = torch.finfo(torch.float32).tiny
-        return scores.float() / self._generation.temperature - torch.cat(drawn).clamp_(min=smallest).log_()

@@ -19,7 +19,6 @@ from ringmaster.codec import digest
 from ringmaster.techniques.checkpoints.checkpoint import WritePieces, store_model
 from ringmaster.techniques.checkpoints.state import HostCopies, Reader, named_state, piece_writer, restore_model
 from ringmaster.techniques.data import Dataset, Indices, fetch, num_tokens_of
-from ringmaster.techniques.loss import REWARDS
 from ringmaster.techniques.models.adapters import attach, trained_names, without_subtraction
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.export import export_adapter, export_model
@@ -41,7 +40,7 @@ from ringmaster.techniques.training.bound_loss import bind_loss, disable_dropout
 from ringmaster.techniques.training.callbacks import LossSums, StepPart, TrainerCallback, change_base
 from ringmaster.techniques.training.dropout import Draws, drawing, name_modules, seed_generators, seed_torch, use
 from ringmaster.techniques.training.exact_sums import group_by_layer, use_exact_kernels
-from ringmaster.techniques.training.generation import answer_writer_of, beating, rollout_of
+from ringmaster.techniques.training.generation import WriterContext, answer_writer_of, beating
 from ringmaster.techniques.training.gradients import compute_in_half, local
 from ringmaster.techniques.training.job_state import JobTrainingState, Root
 from ringmaster.techniques.training.metric_totals import MetricTotals
@@ -55,7 +54,6 @@ from ringmaster.techniques.training.optimizers import (
 from ringmaster.techniques.training.rank_batches import RankBatches
 from ringmaster.techniques.training.recomputation import compile_layers
 from ringmaster.techniques.training.reference_model import reference_of
-from ringmaster.techniques.training.token_sampling import HELD_OUT, prompt_seed
 from ringmaster.techniques.training.update_rule import rule_of
 
 BY_HASH = "by-hash"
@@ -78,7 +76,7 @@ class StepReport:
     """One global step: the mean loss over its batch, its seconds, and the sums of the ranks' votes.
 
     index: of the step, from 0.
-    reward: the mean reward of the completions, of losses that generate them.
+    reward: the mean reward of what the model has written, if it is rewarded.
     num_samples, num_tokens: of the global batch; tokens by `num_tokens_of`.
     measurements: what callbacks have read from the gradients.
     count: of labels, or rows, over which the loss is a mean.
@@ -154,8 +152,7 @@ class Trainer(JobTrainingState):
         self._training_loss = self._loss
         for callback in self.callbacks:
             self._training_loss = callback.change_model(self, model, self._training_loss)
-        self._rollout = rollout_of(
-            self._loss.function,
+        writing = WriterContext(
             model=model,
             tokenizer_dir=self.prepared.tokenizer_dir,
             device=ranks.device,
@@ -163,15 +160,8 @@ class Trainer(JobTrainingState):
             is_trial=order.purpose == TRIAL,
             beat=beat,
         )
-        self._answers = answer_writer_of(
-            self.job.evaluation,
-            model=model,
-            tokenizer_dir=self.prepared.tokenizer_dir,
-            device=ranks.device,
-            autocast=self.autocast,
-            is_trial=order.purpose == TRIAL,
-            beat=beat,
-        )
+        self._writer = None if self._loss.function is None else self._loss.function.sequence_writer(writing)
+        self._answers = answer_writer_of(self.job.evaluation, writing)
         beat()
         if not technique.moves_model:
             model.to(ranks.device)
@@ -218,7 +208,7 @@ class Trainer(JobTrainingState):
         Raises ValueError, on every rank, where no sample has a label.
         """
         started_s = time.perf_counter()
-        if self._rollout is None:
+        if self._writer is None:
             last_step = self.job.total_steps if self.order.purpose == TRAIN else sys.maxsize
             self.batches.loader.begin_step(self.batches.requests(range(self.next_step, last_step), self.rule.parts))
         num_samples = self.job.phase(self.next_step).global_batch_size
@@ -275,35 +265,26 @@ class Trainer(JobTrainingState):
         indices, width = self.batches.samples(self.next_step)
         with drawing() if self._draws_by_hash else nullcontext():
             work = _TrainerWork(self, indices, self.batches.places(self.next_step, part), width=width)
-            reward = self._generate(work)
+            reward = self._write(work)
             chunks = [(rows, True, width) for rows in work.micro_batches]
             totals = self._totals(self._training, chunks, rows=indices, work=work)
             work.loss_function = self._training_loss.given(totals)
             loss_sum, count = self._technique.forward_backward(self.model, work)
         return LossSums(loss=float(loss_sum), loss_count=count, num_tokens=work.num_tokens), reward
 
-    def _generate(self, work: _TrainerWork) -> float | None:
-        """Writes the completions of a step on which the loss is computed; returns their mean reward, if any.
-
-        Their random numbers depend on the seed, the step and the prompt's place in the global batch alone.
-        """
-        if self._rollout is None:
+    def _write(self, work: _TrainerWork) -> float | None:
+        """Writes the sequences of a step, if the loss is computed on such; returns their mean reward, if any."""
+        if self._writer is None:
             return None
-        model, batches = self._technique.unwrap(self.model), []
-        writes = self._rollout.writes(self.job.seed, self.next_step)
-        for index, rows in enumerate(work.micro_batches):
-            prompts = fetch(self._training, rows, width=work.width)
-            seeds = [prompt_seed(self.job.seed, self.next_step, place) for place in work.places[index]]
-            completed = self._rollout.completed(model, prompts, seeds=seeds) if writes else self._rollout.given(prompts)
-            batches.append(completed)
-            self.beat()
-        work.completions = batches
-        if not self._rollout.generation.rewards:
-            return None
-        own_rewards = torch.cat([batch[REWARDS].flatten() for batch in batches]).double().cpu()
-        every = torch.cat(self.ranks.gather([own_rewards])[0])
-        work.completions = self._rollout.with_advantages(batches, of_batch=every)
-        return float(every.nanmean())
+        work.written, reward = self._writer.step_batches(
+            self._technique.unwrap(self.model),
+            (fetch(self._training, rows, width=work.width) for rows in work.micro_batches),
+            work.places,
+            seed=self.job.seed,
+            step=self.next_step,
+            gather=self.ranks.gather,
+        )
+        return reward
 
     @torch.no_grad()
     def _totals(
@@ -360,9 +341,8 @@ class Trainer(JobTrainingState):
         for rows, counted, width in chunks:
             batch = fetch(self._held_out, rows, width=width)
             written = self._answers.written(model, batch) if self._answers is not None and counted else None
-            if self._rollout is not None:
-                seeds = [prompt_seed(self.job.seed, HELD_OUT, row) for row in rows]  # the same at every step
-                (batch,) = self._rollout.with_advantages([self._rollout.completed(model, batch, seeds=seeds)])
+            if self._writer is not None:
+                batch = self._writer.held_out_batch(model, batch, seed=self.job.seed, rows=rows)
             output, batch = work.run(batch)
             if counted and output is not None:
                 metrics.add(output, batch, rows=rows, written=written)
@@ -490,7 +470,7 @@ class _TrainerWork:
     ) -> None:
         self._trainer, self._step, self.width = trainer, trainer.next_step, width
         self.beat, self.autocast, self.inputs = trainer.beat, trainer.autocast, trainer._loss.forward_inputs
-        self.completions: list[dict[str, Tensor]] | None = None  # of each micro-batch, where the loss generates them
+        self.written: list[dict[str, Tensor]] | None = None  # of each micro-batch, where the model writes them
         self.places = places
         self.micro_batches = [[int(indices[place]) for place in each] for each in places]
         self.loss_function = trainer._training_loss
@@ -508,9 +488,9 @@ class _TrainerWork:
 
     def batch(self, index: int) -> dict[str, Tensor]:
         trainer, loader = self._trainer, self._trainer.batches.loader
-        if self.completions is not None:
-            self._num_tokens[index] = num_tokens_of(self.completions[index])
-            return self.before_forward(self.completions[index])
+        if self.written is not None:
+            self._num_tokens[index] = num_tokens_of(self.written[index])
+            return self.before_forward(self.written[index])
         request = RowsRequest(rows=tuple(self.micro_batches[index]), width=self.width)
         if not trainer._draws_by_hash:
             first = self.places[index].start

@@ -3,10 +3,10 @@
 import json
 from dataclasses import replace
 
+from ringmaster.features.on_policy.rollout import prompts_of
 from ringmaster.techniques import Adapter, DataSpec
 from ringmaster.techniques.data import open_data, prepare
 from ringmaster.techniques.data.samples import Sampler
-from ringmaster.techniques.training.generation import prompts_of
 from tests.integration.workbench import LLAMA
 
 MODEL = replace(LLAMA, config={**LLAMA.config, "vocab_size": 320})

@@ -6,11 +6,12 @@ from importlib.util import find_spec
 import pytest
 import torch
 
+from ringmaster.features.on_policy.sampling import sample_completions
 from ringmaster.techniques import EvaluationSpec
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.loss import loss_function
 from ringmaster.techniques.models.build import build_model
-from ringmaster.techniques.training.token_sampling import end_tokens_of, prompt_seed, sample
+from ringmaster.techniques.training.token_sampling import end_tokens_of, prompt_seed
 from tests.integration.losses.my_rewards import letter, some
 from tests.integration.losses.prompt_rows import prompt_data, repeated_text, rows_of_steps
 from tests.integration.workbench import LLAMA, SGD, largest_difference
@@ -53,7 +54,7 @@ def trained_by_trl(bench, data, options, *, seed, folder):
 
         def _generate_single_turn(self, prompt_ids, *args, **kwargs):
             step = self.state.global_step
-            groups = sample(
+            groups = sample_completions(
                 self.accelerator.unwrap_model(self.model),
                 prompt_ids[::NUM_GENERATIONS],
                 seeds=[prompt_seed(seed, step, place) for place in range(NUM_PROMPTS)],

@@ -10,6 +10,7 @@ import torch
 from ringmaster.codec import to_json
 from ringmaster.errors import StepError
 from ringmaster.features.loss_teacher.job import LossTeacher
+from ringmaster.features.on_policy.rollout import Rollout
 from ringmaster.tasks.evaluation.scores import score_models
 from ringmaster.tasks.profiling.preflight_runs import TrialEnvironment
 from ringmaster.techniques import DataSpec, EvaluationSpec, registry
@@ -20,7 +21,6 @@ from ringmaster.techniques.job import AdaptationSpec
 from ringmaster.techniques.loss import loss_function
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.preflight_result import FROM_META_STEP, PreflightOrder
-from ringmaster.techniques.training.generation import Rollout
 from ringmaster.techniques.training.token_sampling import EndTokens
 from tests.integration.losses.prompt_rows import LORA, MODEL, prompt_data, repeated_text
 from tests.integration.losses.test_losses import DEVICE

@@ -8,11 +8,12 @@ import torch
 
 from ringmaster.features.loss_teacher.job import LossTeacher
 from ringmaster.features.on_policy.distillation import OnPolicyDistillation
+from ringmaster.features.on_policy.sampling import sample_completions
 from ringmaster.techniques import EvaluationSpec, ModelSpec
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.loss import loss_function
 from ringmaster.techniques.models.build import build_model
-from ringmaster.techniques.training.token_sampling import end_tokens_of, prompt_seed, sample
+from ringmaster.techniques.training.token_sampling import end_tokens_of, prompt_seed
 from tests.integration.losses.prompt_rows import rows_of_steps
 from tests.integration.losses.test_grpo_trl import MODEL, PLAIN, prompts  # noqa: F401 - a fixture
 from tests.integration.losses.test_on_policy import LARGER
@@ -38,7 +39,7 @@ def trained_by_trl(bench, data, options, *, seed, folder):
         losses: list[float]
 
         def _generate_single_turn(self, prompt_ids, *args, **kwargs):
-            groups = sample(
+            groups = sample_completions(
                 self.accelerator.unwrap_model(self.model),
                 prompt_ids,
                 seeds=[prompt_seed(seed, self.state.global_step, place) for place in range(NUM_PROMPTS)],

@@ -11,12 +11,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from ringmaster.codec import from_json
+from ringmaster.features.on_policy.prompts import Prompt, PromptOptions
 from ringmaster.techniques.data import open_data, prepare
 from ringmaster.techniques.data.chat_template import ChatTemplate, TurnEnd, turn_end_of
 from ringmaster.techniques.data.row_kind import SampleContext
 from ringmaster.techniques.data.row_tokenizer import CHATML, RowTokenizer
 from ringmaster.techniques.data.sources.chat import Chat, chat_reference, messages_of, without_nulls
-from ringmaster.techniques.data.sources.completion import Prompt, PromptOptions
 from ringmaster.techniques.job_specs import DataSpec
 from ringmaster.techniques.metric import IGNORED
 

@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
+from ringmaster.features.on_policy.rollout import prompts_of
 from ringmaster.techniques import DataSpec
 from ringmaster.techniques.data import fetch, open_data, prepare, width_of
 from ringmaster.techniques.data.row_tokenizer import RowTokenizer
-from ringmaster.techniques.training.generation import prompts_of
 
 LONG = "a column that is far longer than the prompt, and is never cut: " + "é" * 300
 

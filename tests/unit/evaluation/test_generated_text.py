@@ -21,7 +21,7 @@ from transformers import (
 from ringmaster.techniques.job_specs import EvaluationSpec
 from ringmaster.techniques.metric import Outputs, metric_named, why_generating
 from ringmaster.techniques.metrics.token_sequences import answer_of
-from ringmaster.techniques.training.generation import AnswerWriter, answer_writer_of
+from ringmaster.techniques.training.generation import AnswerWriter, WriterContext, answer_writer_of
 from ringmaster.techniques.training.token_sampling import end_tokens_of
 from tests.drawing import draws
 from tests.unit.data.test_chat_templates import tokenizer_of, turns
@@ -84,13 +84,8 @@ def llama(**changes):
 
 def writer(model, max_new_tokens=6):
     spec = EvaluationSpec(metrics=("loss", "generated_rouge_l"), max_new_tokens=max_new_tokens)
-    return answer_writer_of(
-        spec,
-        model=model,
-        tokenizer_dir=None,
-        device=torch.device("cpu"),
-        autocast=lambda: torch.autocast("cpu", enabled=False),
-    )
+    context = WriterContext(model=model, tokenizer_dir=None, device=torch.device("cpu"), autocast=nullcontext)
+    return answer_writer_of(spec, context)
 
 
 def rows(prompts, answers, width=12):

@@ -6,13 +6,14 @@ from itertools import product
 import pytest
 import torch
 
+from ringmaster.features.on_policy.loss import ADVANTAGES
 from ringmaster.features.preference.comparison_rows import MARGIN
 from ringmaster.features.preference.unpaired_rows import DESIRABLE
 from ringmaster.features.stores.passage_answers import PASSAGE_SCORES
 from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.data_source import PreparedData
-from ringmaster.techniques.loss import ADVANTAGES, BUILTIN_LOSSES, loss_class
+from ringmaster.techniques.loss import BUILTIN_LOSSES, loss_class
 from ringmaster.techniques.models.adapters import attach
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.training.bound_loss import bind_loss, disable_dropout
@@ -82,7 +83,7 @@ def ragged_batch(function):
         del batch["input_ids"]
     if function.name == "mse":
         batch["labels"] = torch.randn(labels.shape, generator=draw)
-    if function.generation is not None:
+    if function.num_written_tokens:
         batch[ADVANTAGES] = torch.randn(4, num, generator=draw)
     return {name: value if function.num_sequences else value.squeeze(1) for name, value in batch.items()}
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ringmaster.techniques.loss import ADVANTAGES, LossInputs, loss_function
+from ringmaster.features.on_policy.loss import ADVANTAGES
+from ringmaster.techniques.loss import LossInputs, loss_function
 
 REWARDS = {"rewards": ["my_rewards:length"], "num_generations": 3, "max_new_tokens": 5}
 

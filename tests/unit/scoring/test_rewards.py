@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from ringmaster.techniques.loss import Generation
-from ringmaster.techniques.training.generation import Rewards, rewards_by
+from ringmaster.features.on_policy.loss import Generation
+from ringmaster.features.on_policy.rewards import Rewards, rewards_by
 
 KNOWN = {"prompts": ["p"] * 3, "completions": ["a", "ab", ""], "completion_ids": [[1], [2], [3]], "wish": [1, 2, 3]}
 

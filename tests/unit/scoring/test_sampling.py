@@ -4,10 +4,11 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from ringmaster.techniques.loss import Generation
-from ringmaster.techniques.training.token_sampling import EndTokens, sample
+from ringmaster.features.on_policy.loss import Generation
+from ringmaster.features.on_policy.sampling import sample_completions
+from ringmaster.techniques.training.token_sampling import EndTokens
 
-GENERATION = Generation(rewards=(), weights=(), num_generations=3, max_new_tokens=6, temperature=1.0)
+GENERATION = Generation(num_generations=3, max_new_tokens=6, temperature=1.0)
 ENDS = EndTokens(token_ids=(3, 4, 5), pad_id=0)
 
 
@@ -21,7 +22,7 @@ def model():
 
 
 def sampled(model, prompts, seeds, *, generation=GENERATION, ends=ENDS):
-    return sample(model, prompts, seeds=seeds, generation=generation, ends=ends, device=torch.device("cpu"))
+    return sample_completions(model, prompts, seeds=seeds, generation=generation, ends=ends, device=torch.device("cpu"))
 
 
 def test_completions_belong_to_the_seed_and_not_to_the_batch(model):
@@ -47,7 +48,7 @@ def test_trials_have_the_longest_completions(model):
 
 def test_tokens_have_the_probabilities_of_the_policy(model):
     """4,000 first tokens at temperature 0.7, whatever the model's own settings of generation say."""
-    one = Generation(rewards=(), weights=(), num_generations=4000, max_new_tokens=1, temperature=0.7)
+    one = Generation(num_generations=4000, max_new_tokens=1, temperature=0.7)
     model.generation_config.temperature, model.generation_config.repetition_penalty = 9.0, 50.0
     (rows,) = sampled(model, [[7, 8]], [0], generation=one)
     model.generation_config.temperature, model.generation_config.repetition_penalty = 1.0, 1.0

@@ -113,7 +113,7 @@ def _faults(job: Raw, at: Location) -> Iterator[Finding]:
         function = loss_function(name, options) if isinstance(name, str) else None
     except ValueError:  # which the rules of the job report
         return
-    if function is not None and (function.compares or function.generation is not None or not function.drops_out):
+    if function is not None and (function.compares or function.num_written_tokens or not function.drops_out):
         what = "needs completions, another model's outputs or a model without dropout"
         yield Finding(at, f"has the loss {name}, which {what}", "give another loss, or train the job on its own")
 

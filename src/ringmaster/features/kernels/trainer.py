@@ -105,7 +105,7 @@ def kernel_choices(job: Job, *, device_kind: str) -> dict[str, str]:
     if job.feature(Numerics) is None or not job.trains or job.is_black_box:
         return {}
     loss = loss_function(job.loss, job.loss_options)
-    if loss is not None and loss.generation is not None:
+    if loss is not None and loss.num_written_tokens:
         return {COMPILE: f"the loss {loss.name} trains on what the model writes, which no two kernels write alike"}
     choices: dict[str, str] = {}
     if not job.compile:

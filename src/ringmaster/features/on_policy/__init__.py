@@ -4,4 +4,5 @@ LOSSES = {
     "grpo": "ringmaster.features.on_policy.grpo:Grpo",
     "on-policy-distillation": "ringmaster.features.on_policy.distillation:OnPolicyDistillation",
 }
+DATA_SOURCES = {"prompt": "ringmaster.features.on_policy.prompts:Prompt"}
 METRICS = {"reward": "ringmaster.features.on_policy.metrics:Reward"}

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from ringmaster.features.on_policy.loss import Generation, OnPolicyLoss
 from ringmaster.techniques import loss
 from ringmaster.techniques.metric import IGNORED
 
@@ -17,7 +18,7 @@ DIVERGENCE, POLICY_GRADIENT = "divergence", "policy_gradient"
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnPolicyDistillation(loss.LossFunction):
+class OnPolicyDistillation(OnPolicyLoss):
     """The divergence of the student from its teacher, at each token of completions that the student writes.
 
     With the student p and the teacher q, softmax(logits / temperature) at a token, b = beta and m = b q + (1 - b) p:
@@ -40,10 +41,7 @@ class OnPolicyDistillation(loss.LossFunction):
     """
 
     name: ClassVar[str] = "on-policy-distillation"
-    kinds: ClassVar[tuple[str, ...]] = (loss.CAUSAL,)
-    needs_reference: ClassVar[bool] = True
     needs_teacher: ClassVar[bool] = True
-    drops_out: ClassVar[bool] = False
 
     teacher: str = loss.option("", loss.ModelName())
     beta: float = loss.option(1.0, loss.Values(least=0, most=1))
@@ -59,16 +57,9 @@ class OnPolicyDistillation(loss.LossFunction):
             yield loss.OptionFault(option="lmbda", problem=problem, remedy="leave it out, or loss_type")
 
     @property
-    def generation(self) -> loss.Generation:
+    def generation(self) -> Generation:
         """The completions of a step: one for each prompt."""
-        return loss.Generation(
-            rewards=(),
-            weights=(),
-            num_generations=1,
-            max_new_tokens=self.max_new_tokens,
-            temperature=self.temperature,
-            share=self.lmbda,
-        )
+        return Generation(max_new_tokens=self.max_new_tokens, temperature=self.temperature, share=self.lmbda)
 
     def row_sums(self, inputs: loss.LossInputs) -> tuple[Tensor, Tensor]:
         """Returns the sum over the tokens of each prompt's completion, and their number."""

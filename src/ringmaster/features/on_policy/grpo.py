@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from ringmaster.features.on_policy.loss import ADVANTAGES, REWARDS, Generation, OnPolicyLoss
 from ringmaster.techniques import loss
 from ringmaster.techniques.metric import IGNORED
 
@@ -22,7 +23,7 @@ TINY_COUNT = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
-class Grpo(loss.LossFunction):
+class Grpo(OnPolicyLoss):
     """The clipped policy gradient of completions whose advantage is their reward compared with that of their group.
 
     To each prompt the model writes a group of G completions o_1 ... o_G, with rewards R_1 ... R_G. With p the policy,
@@ -59,9 +60,6 @@ class Grpo(loss.LossFunction):
     """
 
     name: ClassVar[str] = "grpo"
-    kinds: ClassVar[tuple[str, ...]] = (loss.CAUSAL,)
-    needs_reference: ClassVar[bool] = True
-    drops_out: ClassVar[bool] = False
 
     rewards: tuple[str, ...] = loss.option((), loss.DottedNames(required=True))
     reward_weights: tuple[float, ...] = loss.option((), loss.Values(is_list=True))
@@ -93,9 +91,9 @@ class Grpo(loss.LossFunction):
         return self.scale_rewards or ("none" if self.loss_type == RLOO else "group")
 
     @property
-    def generation(self) -> loss.Generation:
+    def generation(self) -> Generation:
         """The completions of a step."""
-        return loss.Generation(
+        return Generation(
             rewards=self.rewards,
             weights=self.reward_weights or (1.0,) * len(self.rewards),
             num_generations=self.num_generations,
@@ -113,7 +111,7 @@ class Grpo(loss.LossFunction):
         """Returns the sum of each prompt's completions, and the number of what is averaged."""
         import torch
 
-        if inputs.logits is None or inputs.labels is None or loss.ADVANTAGES not in inputs.batch:
+        if inputs.logits is None or inputs.labels is None or ADVANTAGES not in inputs.batch:
             raise ValueError(
                 "loss grpo: there are no completions with advantages. To fix: train a causal language model on "
                 "prompts (data.kind: prompt)"
@@ -123,7 +121,7 @@ class Grpo(loss.LossFunction):
             losses = self._clipped((log_p - log_p.detach()).sum(-1), self._penalized(inputs, log_p.detach()))
             return losses.sum(-1), torch.full_like(losses[:, 0], losses.shape[1])
         log_ratio = log_p - log_p.detach()
-        losses, ratio = self._clipped(log_ratio, inputs.batch[loss.ADVANTAGES].float().unsqueeze(-1)), log_ratio.exp()
+        losses, ratio = self._clipped(log_ratio, inputs.batch[ADVANTAGES].float().unsqueeze(-1)), log_ratio.exp()
         if self.compares:
             assert inputs.reference is not None, "the caller knows whether there is a reference"
             log_q = inputs.reference - log_p
@@ -144,12 +142,12 @@ class Grpo(loss.LossFunction):
 
     def _penalized(self, inputs: loss.LossInputs, log_p: Tensor) -> Tensor:
         """Returns the advantages of rloo with the divergence's share, which is linear: [rows, completions]."""
-        advantages = inputs.batch[loss.ADVANTAGES].float()
+        advantages = inputs.batch[ADVANTAGES].float()
         if not self.compares:
             return advantages
         assert inputs.reference is not None and inputs.labels is not None, "as checked"
         divergence = ((log_p - inputs.reference) * (inputs.labels != IGNORED)).sum(-1)
-        rewards = inputs.batch.get(loss.REWARDS, divergence)
+        rewards = inputs.batch.get(REWARDS, divergence)
         return advantages - self.beta * _left_out(divergence.where(~rewards.isnan(), math.nan)).nan_to_num(nan=0.0)
 
     def compared(self, logits: Tensor, labels: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ringmaster.techniques.loss import REWARDS
+from ringmaster.features.on_policy.loss import REWARDS
 from ringmaster.techniques.metric import Metric, Outputs
 
 if TYPE_CHECKING:
