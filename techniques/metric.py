@@ -267,7 +267,7 @@ METRIC_FAMILIES = Registry(
     entry_point_group="ringmaster.metric_families",
     builtin={
         "latency": "ringmaster.techniques.metrics.latency:latency_metric",
-        "lm-eval": "ringmaster.techniques.metrics.lm_eval_tasks:lm_eval_metric",
+        **features.dotted_names("METRIC_FAMILIES"),
     },
 )
 """Functions, by name, from the rest of the name FAMILY/REST of a metric to its class."""
@@ -342,7 +342,7 @@ def metrics_text(values: Mapping[str, Any], *, num_rows: int | None = None) -> s
     """Returns metrics in a line, such as "loss 0.61, accuracy 0.71 of 256 rows".
 
     num_rows: the number of held-out rows that they were computed of; None where it is unknown. Metrics of a family,
-    such as lm-eval/TASK, have rows of their own.
+    may have rows of their own.
     """
     of_rows = [name for name in values if "/" not in name]
     texts = {name: f"{name} {value:.4g}" for name, value in values.items()}

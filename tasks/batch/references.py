@@ -98,7 +98,7 @@ class OneOf:
 
 
 def metric(name: str) -> str:
-    """Checks that a metric is registered, or of a family such as lm-eval, whose extra is installed."""
+    """Checks that a metric is registered, or of a family, whose extra is installed."""
     family, slash, rest = name.partition("/")
     if not slash or family not in METRIC_FAMILIES.paths():
         return one_of(metric_names)(name)

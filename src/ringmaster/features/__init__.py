@@ -29,10 +29,10 @@ A feature's package has any of these modules, and the core imports those of the 
                 (`ringmaster.tasks.sweeping.stop_rules`), and its sections of their results
                 (`ringmaster.tasks.sweeping.results`)
 
-Techniques, losses, metrics, data sources, objectives and engines of features are defined in any of their modules. The
-package's own `__init__.py` lists their dotted names in `TECHNIQUES`, `LOSSES`, `METRICS`, `DATA_SOURCES`, `OBJECTIVES`
-and `ENGINES`, and imports none of them; `FORMER_TECHNIQUES` has what stored orders of earlier releases call them. Those
-of installed distributions have entry points.
+Techniques, losses, metrics, families of metrics, data sources, objectives and engines of features are defined in any of
+their modules. The package's own `__init__.py` lists their dotted names in `TECHNIQUES`, `LOSSES`, `METRICS`,
+`METRIC_FAMILIES`, `DATA_SOURCES`, `OBJECTIVES` and `ENGINES`, and imports none of them; `FORMER_TECHNIQUES` has what
+stored orders of earlier releases call them. Those of installed distributions have entry points.
 
 Installed distributions add features by entry points of the group `ringmaster.features`, whose values are packages. No
 feature imports another one.
@@ -81,6 +81,7 @@ BUILTIN = (
     "ringmaster.features.trackers",
     "ringmaster.features.image_text",
     "ringmaster.features.speech",
+    "ringmaster.features.lm_eval",
     "ringmaster.features.retraining_value",
     "ringmaster.features.undo",
     "ringmaster.features.reproduction",

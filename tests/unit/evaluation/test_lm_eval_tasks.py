@@ -61,7 +61,7 @@ def folder(tmp_path, monkeypatch):
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]", eos_token="</s>", pad_token="</s>")
     tokenizer.save_pretrained(tmp_path / "data" / "tokenizer")
     yield tmp_path
-    from ringmaster.techniques.metrics import lm_eval_tasks
+    from ringmaster.features.lm_eval import lm_eval_tasks
 
     lm_eval_tasks.task_file.cache_clear()
     lm_eval_tasks.lm_eval_metric.cache_clear()
