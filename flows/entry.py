@@ -79,7 +79,10 @@ def main(*, may_forward: bool = False) -> None:
     open_missing_streams()
     check_process()
     if may_forward and sys.argv[1:2] and sys.argv[1] in interrupts.FORWARDED_COMMANDS:
-        _forward()
+        from ringmaster.flows.resident_processes import resident_processes
+
+        if (status := resident_processes().forward(sys.argv[1:])) is not None:
+            sys.exit(status)
     with interrupts.ending_in_time(), interrupts.command(sys.argv[1:]) as signals:
         from ringmaster.errors import BatchCancelled, InputError, RingmasterError
         from ringmaster.files import storage_fault
@@ -109,18 +112,6 @@ def main(*, may_forward: bool = False) -> None:
             sys.exit(FAILED)
         finally:
             server_answers.timeout_s.reset(waiting)
-
-
-def _forward() -> None:
-    """Ends with the status of a process that an earlier command has left, if there is one and it runs the command."""
-    from ringmaster.flows.daemon.environment import environment_digest
-
-    environment_digest()  # before anything changes the environment
-    if Path(os.environ.get("RINGMASTER_HOME") or ".ringmaster", "daemon.json").exists():
-        from ringmaster.flows.daemon.forwarding import forward
-
-        if (status := forward(sys.argv[1:])) is not None:
-            sys.exit(status)
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from ringmaster.compat.jsonschema import import_without_iris
+from ringmaster.compat.prefect import SETTINGS_FILES
 from ringmaster.errors import InputError, LedgerError, input_errors
-from ringmaster.flows.daemon.environment import PREFECT_FILES
 from ringmaster.flows.file_permissions import keep_to_owner
 from ringmaster.flows.output import notice
 from ringmaster.flows.proxies import bypass_proxies, report_bypass
@@ -457,7 +457,7 @@ def check_folders(folder: Path) -> None:
 
 def _prefect_places() -> list[str]:
     """Returns the files and variables with settings that the user has made for Prefect."""
-    texts = {name: Path(name).read_text(errors="replace") for name in PREFECT_FILES if os.access(name, os.R_OK)}
+    texts = {name: Path(name).read_text(errors="replace") for name in SETTINGS_FILES if os.access(name, os.R_OK)}
     places = [name for name, text in texts.items() if "prefect" in f"{name} {text}".lower()]
     return places + [name for name in os.environ if name.startswith("PREFECT_")]
 

@@ -28,7 +28,7 @@ from prefect.settings import (
 )
 from prefect.utilities.callables import get_call_parameters
 
-from ringmaster.compat.prefect import copy_flow, process_settings
+from ringmaster.compat.prefect import SETTINGS_FILES, copy_flow, process_settings
 from ringmaster.errors import ServerStartError
 from ringmaster.flows import settings
 from ringmaster.flows.batch.batch_input import as_parameter
@@ -40,7 +40,6 @@ from ringmaster.flows.batch.flow_runs import (
     run_with_cancel,
 )
 from ringmaster.flows.caller import Caller
-from ringmaster.flows.daemon.environment import PREFECT_FILES
 from ringmaster.flows.services.first_processes import ServerProcess, check_prefect_database
 from ringmaster.flows.services.pool_processes import PREFECT
 from ringmaster.flows.services.server_answers import responds
@@ -119,7 +118,7 @@ def _check_answer(url: str) -> None:
         fault = client.api_healthcheck()
     if fault is None:
         return
-    files = [name for name in PREFECT_FILES if Path(name).is_file() and url in Path(name).read_text()]
+    files = [name for name in SETTINGS_FILES if Path(name).is_file() and url in Path(name).read_text()]
     places = ["PREFECT_API_URL"] if os.environ.get("PREFECT_API_URL") else files or ["Prefect's profile"]
     raise ServerStartError(
         f"Prefect's server at {url}, which {' and '.join(places)} names, does not answer: {fault}. To fix: start it, "

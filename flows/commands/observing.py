@@ -30,6 +30,7 @@ from ringmaster.flows.output import (
     report_faults,
     write_document,
 )
+from ringmaster.flows.resident_processes import resident_processes
 from ringmaster.text import join_limited
 
 FOLLOW_EVERY_S = 0.5
@@ -107,9 +108,7 @@ def status(
     if faults:
         report_faults(faults)
     if not as_json:
-        from ringmaster.flows.daemon.connection import status_line
-
-        print_lines(output_console(), filter(None, [status_line(settings.home())]))
+        print_lines(output_console(), filter(None, [resident_processes().status(settings.home())]))
     if fault or faults:
         raise typer.Exit(1)
     if not as_json and (pool := settings.recorded_pool()) is not None:

@@ -36,6 +36,7 @@ from ringmaster.flows.output import (
     print_result,
 )
 from ringmaster.flows.output import log_format as format_of_environment
+from ringmaster.flows.resident_processes import resident_processes
 from ringmaster.flows.services import server_answers
 from ringmaster.tasks.execution.engine_registry import BUILTIN, LOCAL, WORKERS
 from ringmaster.tasks.pool.engines import ALLOCATION, default_of, engine_flags, engine_options
@@ -385,7 +386,6 @@ def up(
     **engine_values: Any,
 ) -> None:
     """Start a pool on this machine: Prefect, MLflow, the controller, and this machine as a node; `down` ends it."""
-    from ringmaster.flows.daemon.connection import request_end
     from ringmaster.flows.services import service_definitions, service_files, up_and_down
 
     home = settings.home()
@@ -408,7 +408,7 @@ def up(
         notify=notify or "",
         log_format=log_format or format_of_environment(),
     )
-    request_end(home)  # its server of Prefect would have the same database
+    resident_processes().end(home)  # its server of Prefect would have the same database
     announce("starting Prefect, MLflow and the controller, usually 15 to 25 s")
     with up_and_down.sigterm_as_interrupt() if wait else nullcontext():
         if not up_and_down.start(options, database_server=database):
@@ -429,10 +429,9 @@ def _show_pool(home: Path, when_up: Callable[[], object] | None, *, waits: bool,
 
 def down(as_json: AsJson = False) -> None:
     """End this machine's pool in order, jobs after checkpoints, and what a command has left for the next one."""
-    from ringmaster.flows.daemon.connection import request_end
     from ringmaster.flows.services import up_and_down
 
-    print_lines(error_console(), filter(None, [request_end(settings.home())]))
+    print_lines(error_console(), filter(None, [resident_processes().end(settings.home())]))
     is_down = up_and_down.stop(settings.home())
     print_outcome({"is_down": is_down}, as_json=as_json)
     raise typer.Exit(0 if is_down else 1)

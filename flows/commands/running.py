@@ -31,6 +31,7 @@ from ringmaster.flows.output import (
     working,
     write_file,
 )
+from ringmaster.flows.resident_processes import resident_processes
 from ringmaster.flows.settings import resolve_path
 
 if TYPE_CHECKING:
@@ -192,18 +193,14 @@ def prepared_caller(
     is_resumed: whether an earlier run is resumed, whose finished jobs are not inspected again.
     """
     settings.prepare_environment(settings.home())
-    is_alone = settings.checked_pool() is None
+    is_alone, resident = settings.checked_pool() is None, resident_processes()
     with ExitStack() as stack:
         with working(STARTING_SERVERS) if is_alone else nullcontext(announce) as notice:
             prefect = fork_server = preflight = kept = None
             if is_alone:
-                from ringmaster.flows.daemon.connection import take
-                from ringmaster.flows.daemon.handover import hand_over
                 from ringmaster.flows.services.first_processes import fork_server_for, start_prefect
 
-                if (use := take(settings.home())) is not None:
-                    stack.callback(use.close)
-                    kept = use.processes
+                kept = stack.enter_context(resident.use(settings.home()))
             if is_alone and batch is not None:
                 from ringmaster.tasks.background_worker import in_a_thread
 
@@ -212,9 +209,9 @@ def prepared_caller(
                 # If it fails, its first user starts it again and gets the error.
                 in_a_thread("fork server", fork_server.start)
             if is_alone:
-                prefect = start_prefect(kept=kept)
+                prefect = start_prefect(kept=kept, stays=resident.stays())
             if fork_server is not None:
-                stack.callback(lambda: hand_over(settings.home(), fork_server=fork_server, prefect=prefect))
+                stack.callback(resident.hand_over, settings.home(), fork_server=fork_server, prefect=prefect)
                 from ringmaster.flows.batch import context
 
                 assert batch is not None
@@ -236,12 +233,11 @@ def prepared_caller(
 
 def show_result(result: BatchResult, *, as_json: bool) -> int:
     """Prints the result of a batch; returns the exit code."""
-    from ringmaster.flows.daemon.connection import stay_seconds
     from ringmaster.flows.reports.plan_report import print_report
 
     print_report(result, error_console(), home=settings.home())
     print_outcome(result.to_json(), as_json=as_json)
-    if settings.checked_pool() is None and not stay_seconds():
+    if settings.checked_pool() is None and not resident_processes().stays():
         announce("ending Prefect's server of this run")
     return result.exit_code
 

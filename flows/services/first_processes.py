@@ -20,7 +20,6 @@ from typing import Any
 
 from ringmaster.compat.prefect import MIGRATIONS
 from ringmaster.errors import InputError
-from ringmaster.flows.daemon.connection import KeptProcesses, stay_seconds
 from ringmaster.flows.services.serving import ALLOWED_HOSTS, LOOPBACK
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.model_lineage.sqlite_files import exclusive_lock, fault_of
@@ -36,7 +35,20 @@ NO_PAGES = {"PREFECT_UI_ENABLED": "0"}
 NO_BLOCKS = {"PREFECT_API_BLOCKS_REGISTER_ON_START": "0", "PREFECT_MEMOIZE_BLOCK_AUTO_REGISTRATION": "0"}
 
 
-def fork_server_for(jobs: Iterable[Job], *, kept: KeptProcesses | None = None) -> ForkServer:
+@dataclass(frozen=True, kw_only=True)
+class KeptServers:
+    """The servers that an earlier command has started.
+
+    fork_server: the socket of the server that forks ranks.
+    prefect_api, prefect_user: URL and USER:PASSWORD of Prefect's server; empty where the environment names another one.
+    """
+
+    fork_server: str
+    prefect_api: str = ""
+    prefect_user: str = ""
+
+
+def fork_server_for(jobs: Iterable[Job], *, kept: KeptServers | None = None) -> ForkServer:
     """Returns a fork server that imports the architectures of jobs, so that no worker needs to.
 
     kept: what an earlier command has left, which is used instead for as long as it runs.
@@ -46,12 +58,13 @@ def fork_server_for(jobs: Iterable[Job], *, kept: KeptProcesses | None = None) -
     return ForkServer(preload=preload, kept=Path(kept.fork_server) if kept is not None else None)
 
 
-def start_prefect(*, kept: KeptProcesses | None = None) -> ServerProcess | None:
+def start_prefect(*, kept: KeptServers | None = None, stays: bool = False) -> ServerProcess | None:
     """Starts a Prefect server for the flows of this process; returns None where the environment names another one.
 
     Call it once PREFECT_HOME is set. Raises InputError where its database cannot be used.
 
     kept: what an earlier command has left, whose server is returned if there is one.
+    stays: whether the server may outlive this process, and its terminal: its output then goes to a file.
     """
     if os.environ.get("PREFECT_API_URL"):
         return None
@@ -59,7 +72,7 @@ def start_prefect(*, kept: KeptProcesses | None = None) -> ServerProcess | None:
         return ServerProcess(api=kept.prefect_api, user=kept.prefect_user, process=None)
     if not any(map(os.environ.get, DATABASE)):
         check_prefect_database(Path(os.environ["PREFECT_HOME"]) / "prefect.db")
-    log = Path(os.environ["PREFECT_HOME"]) / "server.log" if stay_seconds() else None
+    log = Path(os.environ["PREFECT_HOME"]) / "server.log" if stays else None
     return ServerProcess.start(user=os.environ.get("PREFECT_API_AUTH_STRING", ""), log=log)
 
 

@@ -18,6 +18,12 @@ MIGRATIONS = "prefect:server/database/_migrations/versions/sqlite"
 Without it a server that cannot read the file of a later release ends with a trace, and not with what to do.
 """
 
+SETTINGS_FILES = (".env", "prefect.toml", "pyproject.toml")
+"""The files in the working folder from which Prefect takes settings, beside the environment and its profiles.
+
+No public name lists them. Without it nobody could say which file has the setting that is wrong.
+"""
+
 
 async def create_database() -> None:
     """Creates the tables of the database that the settings name, or upgrades them, as Prefect's server does.

@@ -24,6 +24,7 @@ A feature's package has any of these modules, and the core imports those of the 
     routes      its HTTP routes of the server of a pool's metrics (`ringmaster.flows.services.metrics_server`)
     forms       its sections of the form in Prefect's UI that changes running jobs (`ringmaster.flows.job_forms`)
     retraining  its rules for new data of production models (`ringmaster.flows.retraining.new_data_rules`)
+    resident    the processes that stay after a command (`ringmaster.flows.resident_processes`)
     sweep       how it compares the trials of sweeps (`ringmaster.tasks.sweeping.ranking`), its policies of early
                 stopping (`ringmaster.tasks.sweeping.early_stopping`), its rules that end sweeps
                 (`ringmaster.tasks.sweeping.stop_rules`), and its sections of their results
@@ -42,10 +43,9 @@ import importlib
 import importlib.util
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from types import ModuleType
 from typing import Any
-
-from ringmaster.registry import installed
 
 ENTRY_POINT_GROUP = "ringmaster.features"
 BUILTIN = (
@@ -87,6 +87,7 @@ BUILTIN = (
     "ringmaster.features.reproduction",
     "ringmaster.features.bisection",
     "ringmaster.features.diagnosis",
+    "ringmaster.features.daemon",
     "ringmaster.features.endpoint",
     "ringmaster.features.slurm",
     "ringmaster.features.pbs",
@@ -98,14 +99,24 @@ BUILTIN = (
 @cache
 def packages(*, only_builtin: bool = False) -> tuple[str, ...]:
     """Returns the names of the packages of all features."""
-    return BUILTIN if only_builtin else tuple(dict.fromkeys([*BUILTIN, *installed(ENTRY_POINT_GROUP).values()]))
+    if only_builtin:
+        return BUILTIN
+    from ringmaster import registry  # whose imports take longer than some commands
+
+    return tuple(dict.fromkeys([*BUILTIN, *registry.installed(ENTRY_POINT_GROUP).values()]))
 
 
 @cache
 def modules(kind: str, *, only_builtin: bool = False) -> tuple[ModuleType, ...]:
     """Returns the modules of a kind, such as "trainer", of all features that have one, in the order of `packages`."""
-    names = (f"{package}.{kind}" for package in packages(only_builtin=only_builtin))
-    return tuple(importlib.import_module(name) for name in names if importlib.util.find_spec(name) is not None)
+    every = packages(only_builtin=only_builtin)
+    return tuple(importlib.import_module(f"{package}.{kind}") for package in every if _has_module(package, kind))
+
+
+def _has_module(package: str, kind: str) -> bool:
+    if package in BUILTIN:  # without importing the package
+        return Path(__file__).with_name(package.rpartition(".")[2]).joinpath(f"{kind}.py").is_file()
+    return importlib.util.find_spec(f"{package}.{kind}") is not None
 
 
 def listed(kind: str, name: str, *, only_builtin: bool = False) -> Iterator[Any]:

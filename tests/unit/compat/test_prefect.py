@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from prefect import Flow, flow, runtime
-from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.settings import PREFECT_API_URL, Settings, temporary_settings
 from prefect.workers.process import ProcessWorker
 
 from ringmaster.compat import prefect as compat
@@ -123,3 +123,18 @@ def test_a_workers_class_has_its_texts():
 def test_importing_the_module_imports_no_prefect():
     program = "import sys, ringmaster.compat.prefect; sys.exit('prefect' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    zip(
+        compat.SETTINGS_FILES,
+        ("PREFECT_API_URL={}", "[api]\nurl = '{}'", "[tool.prefect.api]\nurl = '{}'"),
+        strict=True,
+    ),
+)
+def test_prefect_takes_settings_from_each_of_these_files(tmp_path, monkeypatch, name, text):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    (tmp_path / name).write_text(text.format(f"http://{name}/api"))
+    assert Settings().api.url == f"http://{name}/api"

@@ -14,9 +14,10 @@ import psutil
 import pytest
 
 from ringmaster.codec import to_json
-from ringmaster.flows.daemon import connection, daemon
-from ringmaster.flows.daemon.connection import daemon_of, record_file, request_end, status_line, take
-from ringmaster.flows.daemon.daemon import Daemon
+from ringmaster.features.daemon import daemon, resident
+from ringmaster.features.daemon.daemon import Daemon
+from ringmaster.features.daemon.resident import daemon_of, record_file, take
+from ringmaster.flows.resident_processes import resident_processes
 from ringmaster.tasks.process_identity import ProcessId
 from ringmaster.techniques.processes.forkserver_client import ForkServer
 
@@ -31,10 +32,10 @@ def commands(monkeypatch):
     """Commands of one environment, on a terminal; the server of commands loads nothing."""
     monkeypatch.setattr(daemon, "COMMAND_IMPORTS", ())
     monkeypatch.setattr(daemon, "CHECKED_FOR_S", 0.0)
-    monkeypatch.setattr(connection, "stay_seconds", lambda: 600.0)
-    monkeypatch.setattr(connection, "environment_digest", lambda: "same")
-    monkeypatch.setattr(connection, "is_known", lambda: True)
-    monkeypatch.setattr(connection, "END_TIMEOUT_S", 0.0)  # the daemon is a thread of this process
+    monkeypatch.setattr(resident, "stay_seconds", lambda: 600.0)
+    monkeypatch.setattr(resident, "environment_digest", lambda: "same")
+    monkeypatch.setattr(resident, "is_known", lambda: True)
+    monkeypatch.setattr(resident, "END_TIMEOUT_S", 0.0)  # the daemon is a thread of this process
     # A daemon that is closing does not answer, and would be ended: this process.
     end = ProcessId.end
     monkeypatch.setattr(ProcessId, "end", lambda self, **how: self.pid != os.getpid() and end(self, **how))
@@ -68,7 +69,7 @@ def left(tmp_path):
     yield left
     for each in every:
         if each.thread.is_alive():
-            request_end(each.daemon._home)
+            resident_processes().end(each.daemon._home)
         each.thread.join(TIMEOUT_S)
         assert not each.thread.is_alive()
         assert each.prefect.wait(TIMEOUT_S) is not None
@@ -119,12 +120,12 @@ def place(server, folder):
 
 
 def test_two_commands_use_it_at_once_and_it_ends_after_both(left, tmp_path, monkeypatch):
-    monkeypatch.setattr(connection, "stay_seconds", lambda: 1e-9)  # what the newest command says counts
+    monkeypatch.setattr(resident, "stay_seconds", lambda: 1e-9)  # what the newest command says counts
     kept = left()
     start(kept)
     first, second = take(tmp_path), take(tmp_path)
     first.close()
-    assert "a command uses it" in status_line(tmp_path)
+    assert "a command uses it" in resident_processes().status(tmp_path)
     second.close()
     assert ends(kept)
     assert daemon_of(tmp_path) is None
@@ -141,7 +142,7 @@ def test_it_ends_by_itself_after_its_time(left, tmp_path):
 def test_a_command_of_another_environment_ends_it(left, tmp_path, monkeypatch):
     kept = left()
     start(kept)
-    monkeypatch.setattr(connection, "environment_digest", lambda: "other")
+    monkeypatch.setattr(resident, "environment_digest", lambda: "other")
     assert take(tmp_path) is None
     assert ends(kept)
 
@@ -150,7 +151,7 @@ def test_a_command_of_another_environment_leaves_it_to_the_command_that_uses_it(
     kept = left()
     start(kept)
     used = take(tmp_path)
-    monkeypatch.setattr(connection, "environment_digest", lambda: "other")
+    monkeypatch.setattr(resident, "environment_digest", lambda: "other")
     assert take(tmp_path) is None
     assert kept.prefect.poll() is None
     used.close()
@@ -183,7 +184,7 @@ def test_a_command_whose_server_is_killed_starts_its_own(left, tmp_path):
     start(left())
     with closing(take(tmp_path)) as kept, closing(ForkServer(base=(), kept=kept_socket(kept))) as server:
         place(server, tmp_path)
-        request_end(tmp_path)
+        resident_processes().end(tmp_path)
         killed = psutil.Process(left_pid(server, tmp_path))
         killed.kill()
         psutil.wait_procs([killed], TIMEOUT_S)
@@ -202,10 +203,10 @@ def left_pid(server, folder):
 def test_down_ends_it_and_says_so(left, tmp_path):
     kept = left()
     start(kept)
-    assert "fork server, Prefect's server" in status_line(tmp_path)
-    request_end(tmp_path)
+    assert "fork server, Prefect's server" in resident_processes().status(tmp_path)
+    resident_processes().end(tmp_path)
     assert ends(kept)
-    assert (request_end(tmp_path), status_line(tmp_path)) == ("", "")
+    assert (resident_processes().end(tmp_path), resident_processes().status(tmp_path)) == ("", "")
 
 
 def test_it_ends_where_its_home_is_gone_or_names_another(left, tmp_path, monkeypatch):
@@ -239,7 +240,7 @@ def test_it_ends_where_the_disk_is_full(left, monkeypatch):
 def test_a_record_of_a_process_that_has_ended_is_none(tmp_path):
     record_file(tmp_path).write_text(json.dumps({"pid": os.getpid(), "born": "earlier", "socket": "/nowhere"}))
     assert daemon_of(tmp_path) is None
-    assert (take(tmp_path), status_line(tmp_path), request_end(tmp_path)) == (None, "", "")
+    assert (take(tmp_path), resident_processes().status(tmp_path), resident_processes().end(tmp_path)) == (None, "", "")
 
 
 def test_a_record_of_another_user_is_none(left, tmp_path, monkeypatch):

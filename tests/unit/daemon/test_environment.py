@@ -6,8 +6,8 @@ import sys
 import pytest
 
 from ringmaster.errors import InputError
-from ringmaster.flows.daemon.connection import stay_seconds
-from ringmaster.flows.daemon.environment import digest_of
+from ringmaster.features.daemon.environment import digest_of
+from ringmaster.features.daemon.resident import stay_seconds
 
 VARIABLES = {"PATH": "/bin", "HOME": "/home/me", "TERM": "xterm"}
 

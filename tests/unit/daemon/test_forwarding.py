@@ -16,8 +16,8 @@ TIMEOUT_S = 120
 FORWARD = """
 import sys
 import time
-from ringmaster.flows.daemon.connection import KeptProcesses
-from ringmaster.flows.daemon.forwarding import _forwarded
+from ringmaster.features.daemon.resident import KeptProcesses
+from ringmaster.features.daemon.forwarding import _forwarded
 sys.exit(_forwarded(sys.argv[2:], KeptProcesses(fork_server="", commands=sys.argv[1])))
 """
 
@@ -26,7 +26,7 @@ sys.exit(_forwarded(sys.argv[2:], KeptProcesses(fork_server="", commands=sys.arg
 def server():
     """A server that forks commands, with the imports of the one that tests run."""
     flows = "ringmaster.flows"
-    preload = (f"{flows}.daemon.forwarded:main", f"{flows}.cli:app", f"{flows}.commands.running:run")
+    preload = ("ringmaster.features.daemon.forwarded:main", f"{flows}.cli:app", f"{flows}.commands.running:run")
     with closing(ForkServer(base=(), preload=preload).start()) as server:
         yield server
 

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from ringmaster import features
+from ringmaster import features, registry
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def installed_feature(tmp_path, monkeypatch):
     (package / "job.py").write_text("KEY = 'note'\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(
-        features, "installed", lambda group: {"note": "noted"} if group == features.ENTRY_POINT_GROUP else {}
+        registry, "installed", lambda group: {"note": "noted"} if group == features.ENTRY_POINT_GROUP else {}
     )
     for cached in (features.packages, features.modules):
         cached.cache_clear()

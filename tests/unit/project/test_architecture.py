@@ -285,6 +285,7 @@ OF_FEATURES = {
 }
 # Features, and folders of one, that have several modules of one kind.
 OF_FOLDERS = {
+    "daemon": PACKAGES,
     "diagnosis": PACKAGES,
     "undo": PACKAGES,
     "bisection": PACKAGES,

@@ -10,8 +10,8 @@ import tempfile
 from typing import Any, NoReturn
 
 from ringmaster.compat.python import run_exit_functions
-from ringmaster.flows.daemon.environment import environment_digest
-from ringmaster.flows.daemon.forwarding import SIGNALS
+from ringmaster.features.daemon.environment import environment_digest
+from ringmaster.features.daemon.forwarding import SIGNALS
 from ringmaster.flows.entry import exit_process, status_of
 from ringmaster.flows.entry import main as run_command
 from ringmaster.techniques.processes.channel import Channel

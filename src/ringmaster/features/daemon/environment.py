@@ -16,6 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ringmaster.compat.prefect import SETTINGS_FILES
+
 STAY = "RINGMASTER_STAY_S"
 OF_TERMINALS = frozenset(
     {
@@ -26,9 +28,6 @@ OF_TERMINALS = frozenset(
 )
 """Environment variables in which the terminals of one person differ, and which no import reads."""
 OWN = frozenset({STAY, "RINGMASTER_HOME", "RINGMASTER_ENGINE"})  # read by each command anew
-PREFECT_FILES = (".env", "prefect.toml", "pyproject.toml")
-"""The files in the working folder from which Prefect takes settings, in addition to the environment and its
-profiles."""
 DISTRIBUTIONS = (".dist-info", ".egg-info", ".egg-link", ".pth")
 SITES = ("site-packages", "dist-packages")
 LIMITS = (resource.RLIMIT_AS, resource.RLIMIT_DATA, resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC, resource.RLIMIT_CPU)
@@ -58,7 +57,7 @@ def digest_of(environment: dict[str, str], *, folder: Path, path: list[str]) -> 
         sorted(variables.items()),
         sources,
         sorted(_distributions(path)),
-        [_state(folder / name) for name in PREFECT_FILES],
+        [_state(folder / name) for name in SETTINGS_FILES],
         [os.geteuid(), os.getegid(), sorted(os.getgroups()), sorted(os.sched_getaffinity(0)), os.nice(0)],
         [resource.getrlimit(limit) for limit in LIMITS],
     ]

@@ -11,24 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.codec import to_json
-from ringmaster.flows.daemon.connection import daemon_of, stay_seconds
-from ringmaster.flows.daemon.environment import environment_digest, is_known
+from ringmaster.features.daemon.environment import environment_digest
 from ringmaster.flows.services.first_processes import ServerProcess
 from ringmaster.techniques.processes.forkserver_client import ForkServer
 from ringmaster.techniques.processes.launcher import IMPORT_ROOT
 
-MODULE = "ringmaster.flows.daemon.daemon"
+MODULE = "ringmaster.features.daemon.daemon"
 
 
-def hand_over(home: Path, *, fork_server: ForkServer, prefect: ServerProcess | None) -> bool:
-    """Leaves the processes of this command to a new daemon; returns False where they do not stay, and the caller ends
-    them: where staying is off, where a daemon keeps others already, or where they do not run.
-    """
-    stay_s = stay_seconds()
-    if not (stay_s and is_known()) or daemon_of(home) is not None:
-        return False
+def start_daemon(home: Path, *, stay_s: float, fork_server: ForkServer, prefect: ServerProcess | None) -> None:
+    """Leaves the servers of this command to a new daemon. Where the fork server does not run, the caller ends both."""
     if (running := fork_server.hand_over()) is None:
-        return False
+        return
     order: dict[str, Any] = {
         "home": str(home),
         "digest": environment_digest(),
@@ -56,4 +50,3 @@ def hand_over(home: Path, *, fork_server: ForkServer, prefect: ServerProcess | N
         assert daemon.stdin is not None
         daemon.stdin.write(json.dumps(order).encode())
         daemon.stdin.close()
-    return True

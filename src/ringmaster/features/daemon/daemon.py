@@ -1,9 +1,9 @@
 """The daemon of a home: keeps a fork server and Prefect's server after a command, and loads what commands import.
 
-`python -m ringmaster.flows.daemon.daemon`, started by a command of a terminal as it ends. It reads its order on stdin,
-inherits the descriptors whose ends would end the servers, and answers the commands of its user on a socket in a folder
-of its own. It ends after a time without commands, by `ringmaster down`, when one of the servers has ended, when memory
-is short, when its home is gone or has another daemon, and when a command comes whose environment differs.
+`python -m ringmaster.features.daemon.daemon`, started by a command of a terminal as it ends. It reads its order on
+stdin, inherits the descriptors whose ends would end the servers, and answers the commands of its user on a socket in a
+folder of its own. It ends after a time without commands, by `ringmaster down`, when one of the servers has ended, when
+memory is short, when its home is gone or has another daemon, and when a command comes whose environment differs.
 
 It waits for events in one thread. A child of it imports what commands import, and forks each command.
 """
@@ -29,7 +29,7 @@ import psutil
 
 from ringmaster.codec import from_json, to_json
 from ringmaster.errors import ChannelClosed, ForkServerError
-from ringmaster.flows.daemon.connection import DaemonRecord, KeptProcesses, record_file
+from ringmaster.features.daemon.resident import DaemonRecord, KeptProcesses, record_file
 from ringmaster.flows.file_permissions import set_umask
 from ringmaster.tasks.background_worker import in_a_thread
 from ringmaster.tasks.process_identity import ProcessId, write_secret
@@ -44,8 +44,8 @@ from ringmaster.techniques.processes.loaded_files import CHANGED, TARGET
 from ringmaster.techniques.processes.stopped import is_stopped
 
 COMMAND_IMPORTS = (
-    "ringmaster.flows.daemon.loaded:load",
-    "ringmaster.flows.daemon.forwarded:main",
+    "ringmaster.features.daemon.loaded:load",
+    "ringmaster.features.daemon.forwarded:main",
 )
 CHECK_EVERY_S = 5.0  # the memory, and the file that names this daemon
 CHECKED_FOR_S = 1.0  # a forwarded command asks again at once
@@ -75,7 +75,7 @@ class KeptServer:
 
 
 class Daemon:
-    """What a command has left, until nobody needs it any more. order: as `connection.hand_over` writes it."""
+    """What a command has left, until nobody needs it any more. order: as `handover.start_daemon` writes it."""
 
     def __init__(self, order: Mapping[str, Any]) -> None:
         self._home, self._digest = Path(order["home"]), order["digest"]

@@ -13,9 +13,9 @@ from pathlib import Path
 from types import FrameType
 
 from ringmaster.errors import ChannelClosed, InputError
-from ringmaster.flows.daemon import connection
+from ringmaster.features.daemon.resident import KeptProcesses, home_of_environment, take
 
-TARGET = "ringmaster.flows.daemon.forwarded:main"
+TARGET = "ringmaster.features.daemon.forwarded:main"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 KILLED = 128 + signal.SIGKILL
 
@@ -26,7 +26,7 @@ def forward(arguments: Sequence[str]) -> int | None:
     arguments: the command line from the command's name on.
     """
     try:
-        kept = connection.take(connection.home_of_environment())
+        kept = take(home_of_environment())
     except InputError:  # the command reports it
         return None
     if kept is None:
@@ -37,7 +37,7 @@ def forward(arguments: Sequence[str]) -> int | None:
         kept.close()
 
 
-def _forwarded(arguments: Sequence[str], processes: connection.KeptProcesses) -> int | None:
+def _forwarded(arguments: Sequence[str], processes: KeptProcesses) -> int | None:
     from ringmaster.techniques.processes.forkserver_client import ForkServerClient
     from ringmaster.techniques.processes.gang_events import RankExited, RankStarted, event_from_json
 

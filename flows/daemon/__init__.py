@@ -1,1 +1,0 @@
-"""What stays after a command of a terminal, so that the next one starts at once."""
