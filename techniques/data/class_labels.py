@@ -5,6 +5,7 @@ import math
 import re
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from fractions import Fraction
 from numbers import Number
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,10 @@ from ringmaster.techniques.metric import IGNORED
 MAX_CLASSES = 10_000
 UNLABELLED = "-1"
 """The number that in some data sets marks a row without a label; in others it is a class."""
+MISSING_VALUES = frozenset({"#N/A", "#NA", "<NA>", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null"})
+"""Texts that `pandas.read_csv` reads as missing values; as the names of classes they may be meant so."""
+LOOK_ALIKES = str.maketrans("АВЕЅІЈКМНОРСТУХасеһіјорѕухԁΑΒΕΖΗΙΚΜΝΟΡΤΥΧο", "ABESIJKMHOPCTYXacehijopsyxdABEZHIKMNOPTYXo")
+"""Letters of Cyrillic and Greek, with the Latin ones that look the same."""
 
 
 class ClassLabels:
@@ -220,9 +225,11 @@ def notes_on(labels: ClassLabels, *, trained: Collection[int], are_learnt: bool)
     forms = [names for names in by_form.values() if len({name.casefold() for name in names}) > 1]
     if alike := [ascii(name) for names in forms for name in names]:
         yield (
-            "classes that differ in how they are written alone (the form of a number, Unicode's form, blanks, or "
-            f"characters that are not seen): {shown(alike)}"
+            "classes that differ in how they are written alone (the form of a number, Unicode's form, blanks, "
+            f"characters that are not seen, or letters of other scripts that look the same): {shown(alike)}"
         )
+    if missing := [name for name in labels.names if name in MISSING_VALUES]:
+        yield f"classes that pandas reads as missing values, and that are learnt as the others are: {shown(missing)}"
     if {UNLABELLED, "0"}.issubset(labels.names) and all(map(str.isdecimal, {*labels.names} - {UNLABELLED})):
         yield (
             f"the class {UNLABELLED} is learnt as the others are; some data sets, such as SNLI, have it in rows "
@@ -231,12 +238,16 @@ def notes_on(labels: ClassLabels, *, trained: Collection[int], are_learnt: bool)
 
 
 def _form(name: str) -> str:
-    """Names in a form that is equal for names that read alike: without case, Unicode's form, unseen characters, and
-    blanks."""
+    """Names in a form that is equal for names that read alike: without case, Unicode's form, unseen characters, blanks,
+    and the scripts of letters."""
     seen = (each for each in unicodedata.normalize("NFKC", name) if unicodedata.category(each) != "Cf")
-    text = unicodedata.normalize("NFKC", " ".join("".join(seen).split()).casefold())
+    visible = " ".join("".join(seen).split()).translate(LOOK_ALIKES)
+    text = unicodedata.normalize("NFKC", visible.casefold())
     text = {"true": "1", "false": "0"}.get(text, text)  # as some programs write the one, and some the other
-    return text if math.isnan(number := read_number(text)) else repr(number)
+    return str(Fraction(text)) if len(text) <= MAX_DIGITS and math.isfinite(read_number(text)) else text
+
+
+MAX_DIGITS = 1000  # of numbers that are compared by their values; more take long
 
 
 def _is_class(value: Any) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -21,10 +21,18 @@ import numpy as np
 from ringmaster.codec import digest
 from ringmaster.techniques.data import row_source
 from ringmaster.techniques.data.arrow_files import Array, Table
-from ringmaster.techniques.data.class_labels import ClassLabels, as_class_name, check_number, in_order, read_number
+from ringmaster.techniques.data.class_labels import (
+    ClassLabels,
+    as_class_name,
+    check_number,
+    in_order,
+    notes_on,
+    read_number,
+)
 from ringmaster.techniques.data.images import pixels_of, read_image
 from ringmaster.techniques.data.row_files import MAX_FAULTS
 from ringmaster.techniques.data.row_samples import DEFAULT_MAX_LENGTH
+from ringmaster.techniques.data.sample_checks import MAX_LOST_SHARE
 from ringmaster.techniques.data.samples import ArraySamples
 from ringmaster.techniques.data_source import DataOptions, Dataset, PreparedData
 from ringmaster.techniques.job_specs import DataSpec
@@ -36,6 +44,9 @@ if TYPE_CHECKING:
 NUMBER, BINARY, CATEGORY, TEXT, IMAGE = "number", "binary", "category", "text", "image"
 UNKNOWN = "<UNK>"
 """The category, of number 0, of what the rows to train on do not have, and of missing values."""
+LARGEST = float(np.finfo(np.float32).max)
+NO_CATEGORIES = (list, tuple, dict, bytes)
+"""Types of values whose text is no name of a category: one in a file of another form would have another text."""
 
 Feature = Mapping[str, Any]
 
@@ -59,14 +70,14 @@ class FeatureRows(row_source.RowSource):
     Numbers are normalised, float32 []; categories and binary values are int64 []; texts are int32 [tokens], token + 1,
     so that 0 is padding; images are bytes [channels, size, size], scaled to -1..1. A missing number is the mean, a
     missing category unknown, a missing text empty, and a missing binary value its first class; outputs may not be
-    missing.
+    missing. The NaN that pandas writes for one is a missing category or binary value.
 
     measured: the features with what was measured: `categories` and `unknown` of categories, `shift` and `scale` of
         numbers, `size` and `channels` of images, `num_tokens` of texts.
     """
 
     name = "features"
-    version = 3
+    version = 4
     reads = ("path",)
     options_class = FeatureOptions
     file_role = IMAGE
@@ -143,6 +154,7 @@ class FeatureRows(row_source.RowSource):
         return replace(
             prepared,
             features=features,
+            notes=(*prepared.notes, *_notes_on(kind.measured)),
             digest=digest([prepared.digest, features]),
             seq_len=max(widths) if widths else None,
             num_labels=num_outputs(first),
@@ -155,13 +167,15 @@ class FeatureRows(row_source.RowSource):
         names: dict[str, set[str]] = {role(each): set() for each in features}
         for row in self.rows_of_path(spec):
             for key, value in () if row.held_out else self.values(row, columns, spec=spec).items():
-                if value is None or value == "":
+                if _is_missing(value):
                     continue
                 if key.startswith((CATEGORY, BINARY)):
+                    if isinstance(value, NO_CATEGORIES):
+                        continue  # it is refused with its row
                     names[key].add(as_class_name(value))
                     check_number(len(names[key]), column=columns.columns[key])
-                elif key.startswith(NUMBER) and math.isfinite(number := read_number(value)):
-                    seen[key].append(number)  # others are refused with their rows
+                elif key.startswith(NUMBER) and math.isfinite(read_number(value)):
+                    seen[key].append(value)  # others are refused with their rows
                 elif key.startswith(IMAGE) and not seen[key]:
                     seen[key].append(value)
         return [
@@ -197,14 +211,15 @@ class ValueEncoder:
     def __call__(self, value: Any, context: row_source.SampleContext) -> Any:
         """Returns the array of a value. Raises ValueError, with the feature's name, where it is none of its type."""
         feature, name = self.feature, self.feature["name"]
-        is_missing = value is None or value == ""
+        is_missing = _is_missing(value) and (feature["type"] != NUMBER or not isinstance(value, float))
         if is_missing and (feature.get("is_output") or feature["type"] == IMAGE):
             raise ValueError(f"{role(feature)} has no value. To fix: add the value, or remove the row")
         if feature["type"] == NUMBER:
             number = feature["shift"] if is_missing else read_number(value)
-            if not math.isfinite(number):
-                raise ValueError(f"{name} is {value!r:.80}, which is not a number. To fix: correct it")
-            return np.float32((number - feature["shift"]) / feature["scale"])
+            scaled = (number - feature["shift"]) / feature["scale"]
+            if not abs(scaled) <= LARGEST:  # also of NaN
+                raise ValueError(f"{name} is {value!r:.80}, which is not a number of 32 bits. To fix: correct it")
+            return np.float32(scaled)
         if feature["type"] == TEXT:
             if not isinstance(value, (str, int, float, type(None))):
                 raise ValueError(f"{name} is {type(value).__name__}. To fix: give it a text")
@@ -212,6 +227,10 @@ class ValueEncoder:
             return np.asarray(context.tokenizer.with_special(tokens, at_most=context.max_length).tokens, np.int32) + 1
         if feature["type"] == IMAGE:
             return pixels_of(read_image(value), mode="L" if feature["channels"] == 1 else "RGB", size=feature["size"])
+        if isinstance(value, NO_CATEGORIES):
+            raise ValueError(
+                f"{name} is {type(value).__name__}. To fix: give a text or a number, or name another column"
+            )
         try:
             return np.int64(0 if is_missing else self._labels.number(value))
         except ValueError:
@@ -234,13 +253,9 @@ def _measured(feature: Feature, values: Sequence[Any], names: set[str], *, colum
             )
         return {"unknown": False, "categories": sorted(names)}
     if kind == NUMBER:
-        rows, how = np.asarray(values, np.float64), feature.get("normalization", "zscore")
-        if not len(rows):
+        if not values:
             raise ValueError(f"number feature {feature['name']}: column {column!r} has no number. To fix: name another")
-        shift, scale = {
-            "zscore": (rows.mean(), rows.std()), "minmax": (rows.min(), np.ptp(rows)), None: (0.0, 1.0),
-        }[how]  # fmt: skip
-        return {"shift": float(shift), "scale": float(scale) or 1.0}
+        return measured_numbers(feature, values, column=column)
     if kind == IMAGE and values and not {"size", "channels"} <= feature.keys():
         image = read_image(values[0])
         if image.width != image.height and "size" not in feature:
@@ -250,6 +265,40 @@ def _measured(feature: Feature, values: Sequence[Any], names: set[str], *, colum
             )
         return {"size": feature.get("size", image.height), "channels": 1 if image.mode in ("1", "L") else 3}
     return {}
+
+
+def measured_numbers(feature: Feature, values: Sequence[Any], *, column: str) -> dict[str, float]:
+    """Returns the shift and the scale of numbers. Raises ValueError where most different ones become equal by them."""
+    rows, how = np.array([read_number(each) for each in values]), feature.get("normalization", "zscore")
+    with np.errstate(over="ignore", invalid="ignore"):
+        shift, scale = {
+            "zscore": (rows.mean(), rows.std()), "minmax": (rows.min(), np.ptp(rows)), None: (0.0, 1.0),
+        }[how]  # fmt: skip
+        scaled = ((rows - shift) / (scale or 1.0)).astype(np.float32)
+    different = {
+        value if isinstance(value, int) else number for value, number in zip(values, rows.tolist(), strict=True)
+    }
+    num_left = len(np.unique(scaled))
+    if not np.isfinite(scaled).all() or num_left < (1 - MAX_LOST_SHARE) * len(different):
+        raise ValueError(
+            f"number feature {feature['name']}: {len(different):,} different values of column {column!r} become "
+            f"{num_left:,} numbers of 32 bits. To fix: correct values that are far from the others, subtract a "
+            "constant from all, or set its normalization to zscore"
+        )
+    return {"shift": float(shift), "scale": float(scale) or 1.0}
+
+
+def _is_missing(value: Any) -> bool:
+    """Whether a row lacks a value: pandas writes NaN for it."""
+    return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
+
+
+def _notes_on(features: Iterable[Feature]) -> Iterator[str]:
+    """Yields what users should know of the categories that were found."""
+    for feature in features:
+        names = [name for name in feature.get("categories", ()) if name != UNKNOWN]
+        for note in notes_on(ClassLabels(names), trained=range(len(names)), are_learnt=True):
+            yield f"{feature['name']}: {note}"
 
 
 def _features_of(model: Path, features: Sequence[Feature]) -> list[Feature]:

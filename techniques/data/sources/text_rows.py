@@ -104,6 +104,7 @@ def filled(rows: Sequence[Sequence[int]], value: int) -> Array:
     return np.array([[*row, *[value] * (width - len(row))] for row in rows])
 
 
+ROUNDED = "the label is a whole number of more digits than 32 bits hold, and is rounded; subtract a constant from all"
 NUMBER_OF_NONE = f"the label {IGNORED} is learnt as a number; remove the row where it means no label"
 LARGEST = float(np.finfo(np.float32).max)
 
@@ -126,8 +127,11 @@ class TextRegression(TextClassification):
         return {**encoded_texts(row, context), "labels": np.float32(number)}
 
     def remark(self, row: Mapping[str, Any], *, context: SampleContext) -> str | None:
-        """Returns the note on a number that means no label elsewhere."""
-        return NUMBER_OF_NONE if read_number(row["label"]) == IGNORED else None
+        """Returns the note on a number that means no label elsewhere, or on a whole one that is rounded."""
+        number = read_number(row["label"])
+        if number == IGNORED:
+            return NUMBER_OF_NONE
+        return ROUNDED if number.is_integer() and number != float(np.float32(number)) else None
 
     def described(self, prepared: PreparedData) -> PreparedData:
         """Returns the description with one output."""

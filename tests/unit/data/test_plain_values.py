@@ -56,6 +56,13 @@ def test_a_label_that_is_no_plain_number_is_refused_with_its_row(tmp_path, value
     assert f"d.jsonl, row 5: label {value!r} is not a finite number" in fault_of(path, kind="text-regression")
 
 
+@pytest.mark.parametrize(("first", "is_told"), [(2**24 - 4, False), (2**24, True)])
+def test_whole_numbers_that_are_rounded_are_told(tmp_path, first, is_told):
+    rows = [{"text": f"word {n}", "label": first + n} for n in range(4)]
+    notes = prepared(jsonl(tmp_path / "d.jsonl", rows), kind="text-regression").notes
+    assert any("whole number of more digits than 32 bits hold" in note for note in notes) is is_told
+
+
 @pytest.mark.parametrize("value", ["1_000", True])
 def test_a_feature_that_is_no_plain_number_is_refused_with_its_row(tmp_path, value):
     rows = [*({"x": n, "y": "ab"[n % 2]} for n in range(4)), {"x": value, "y": "a"}]

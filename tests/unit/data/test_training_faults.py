@@ -150,14 +150,24 @@ def test_labels_that_differ_in_case_are_told(tmp_path, tokenizer):
         (["pos", "p\u200bos", "neg"], "'pos', 'p\\u200bos'"),
         (["so so", "so\u00a0So", "neg"], "'so so', 'so\\xa0So'"),
         (["\uff21", "a", "b"], "'a', '\\uff21'"),
+        (["spam", "sp\u0430m", "b"], "'spam', 'sp\\u0430m'"),
+        (["5.", "+5", "5e400"], "'+5', '5.'"),
     ],
 )
 def test_labels_that_differ_in_how_they_are_written_are_told(tmp_path, tokenizer, labels, names):
     found = prepared_of(tmp_path, "text-classification", texts(labels), tokenizer=tokenizer)
     note = next(each for each in found.notes if each.startswith("classes that differ in how they are written alone"))
     assert note.endswith(f": {names}")
-    found = prepared_of(tmp_path, "text-classification", texts(["1", "10", "one", "On e"]), tokenizer=tokenizer)
+    others = ["1", "10", "one", "On e", 2**60, 2**60 + 1, "9" * 5000]
+    found = prepared_of(tmp_path, "text-classification", texts(others), tokenizer=tokenizer)
     assert "written" not in "".join(found.notes)
+
+
+@pytest.mark.parametrize(("missing", "is_told"), [("NaN", True), ("NA", True), ("None", True), ("none", False)])
+def test_a_class_that_other_programs_read_as_missing_is_told(tmp_path, tokenizer, missing, is_told):
+    found = prepared_of(tmp_path, "text-classification", texts(["a", "b", missing]), tokenizer=tokenizer)
+    note = f"classes that pandas reads as missing values, and that are learnt as the others are: {missing}"
+    assert (note in found.notes) is is_told
 
 
 @pytest.mark.parametrize(("labels", "is_told"), [([-1, 0, 1], True), ([-1, 1, 1], False), (["-1", "0", "x"], False)])

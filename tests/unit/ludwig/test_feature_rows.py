@@ -1,6 +1,8 @@
 """Rows of features: what is measured on the rows to train on, and how it encodes all others."""
 
 import csv
+import json
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +12,7 @@ import torch
 from ringmaster.errors import DataError
 from ringmaster.techniques import DataSpec, ModelSpec
 from ringmaster.techniques.data import open_data, prepare
+from ringmaster.techniques.data.sources.feature_rows import ValueEncoder, measured_numbers
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.export import export_model
 from ringmaster.techniques.models.feature_model import FACTORY_NAME, FeaturePredictor
@@ -89,6 +92,57 @@ def test_a_binary_feature_has_two_values(spec, tmp_path, value):
     rows = [*TRAINED, {**TRAINED[0], "new": value}] if value else TRAINED[:1]
     with pytest.raises(ValueError, match="binary feature new"):
         prepare(replace(spec, path=written(tmp_path / "wrong.csv", rows)), cache_dir=tmp_path)
+
+
+COLOURED = [
+    {"name": "size", "type": "number", "normalization": None},
+    {"name": "town", "type": "category"},
+    {"name": "kind", "type": "category", "is_output": True},
+]
+
+
+def coloured(tmp_path, **changes):
+    """Returns prepared rows of three features. changes: what the last one has in place of the others' values."""
+    rows = [{"size": n, "town": "ab"[n % 2], "kind": "xy"[n % 2]} for n in range(4)]
+    rows = [*rows, {**rows[0], **changes}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    spec = DataSpec(
+        kind="features", kwargs={"features": COLOURED}, path=str(tmp_path / "rows.jsonl"), held_out=0,
+    )  # fmt: skip
+    prepared = prepare(spec, cache_dir=tmp_path / "cache")
+    return prepared, open_data(spec, cache_dir=tmp_path / "cache", prepared=prepared)[0]
+
+
+def test_a_category_that_pandas_writes_as_missing_is_missing(tmp_path):
+    prepared, training = coloured(tmp_path, town=math.nan)
+    assert prepared.features[1]["categories"] == ["<UNK>", "a", "b"]
+    assert int(training[4]["input_1"]) == 0
+    with pytest.raises(ValueError, match=r"rows\.jsonl, row 5: category output kind has no value"):
+        coloured(tmp_path, kind=math.nan)
+
+
+@pytest.mark.parametrize("value", [["a", "b"], {"of": "a"}])
+def test_what_is_no_name_of_a_category_is_refused_with_its_row(tmp_path, value):
+    with pytest.raises(ValueError, match=r"rows\.jsonl, row 5: town is (list|dict)"):
+        coloured(tmp_path, town=value)
+
+
+def test_categories_that_read_alike_are_told(tmp_path):
+    prepared, _ = coloured(tmp_path, town=" a")
+    assert [note for note in prepared.notes if note.startswith("town: classes that differ in how")]
+
+
+@pytest.mark.parametrize(
+    ("normalization", "values"), [(None, [2**40 + n for n in range(9)]), ("zscore", [1, 2, 1e300])]
+)
+def test_numbers_that_become_equal_are_refused(normalization, values):
+    with pytest.raises(ValueError, match=rf"{len(values)} different values of column 'x' become \d numbers of 32 bits"):
+        measured_numbers({"name": "x", "normalization": normalization}, values, column="x")
+
+
+def test_a_number_that_is_too_large_for_another_models_scale_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"size is 1e\+40, which is not a number of 32 bits"):
+        ValueEncoder({"name": "size", "type": "number", "shift": 0.0, "scale": 1.0})(1e40, None)
 
 
 def test_a_missing_column_is_told_with_those_that_are_there(spec, tmp_path):
