@@ -11,7 +11,7 @@ from http import HTTPStatus
 from typing import Any, TypeVar, cast
 
 import httpx
-from prefect import Flow, get_run_logger, runtime, task
+from prefect import Flow, Task, get_run_logger, runtime
 from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import FlowRunCreate
@@ -194,11 +194,7 @@ def as_task(label: str, run: Callable[[], Outcome]) -> Future[Outcome]:
     The task returns the gang's outcome as a value, even if the gang failed. It has no retries of its own: the executor
     decides whether and how the job continues.
     """
-
     # Without parameters: Prefect would serialise a function among them.
-    @task(name="segment", task_run_name=lambda: label, cache_policy=NO_CACHE, persist_result=False)
-    def segment() -> Outcome:
-        return run()
-
+    segment = Task(run, name="segment", task_run_name=lambda: label, cache_policy=NO_CACHE, persist_result=False)
     # A Prefect future has the two methods of a Future that an executor uses.
     return cast("Future[Outcome]", segment.submit())

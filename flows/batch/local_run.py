@@ -40,7 +40,7 @@ from ringmaster.tasks.batch.placement import check_placement
 from ringmaster.tasks.cluster import Cluster, Node, kind_of
 from ringmaster.tasks.control.batch_terms import ALONE, ActiveBatch, combined_terms, past_use
 from ringmaster.tasks.control.request_handler import RequestHandler
-from ringmaster.tasks.execution.engine import EngineContext
+from ringmaster.tasks.execution.engine import EngineContext, watching
 from ringmaster.tasks.execution.engine_registry import LOCAL, build_engine
 from ringmaster.tasks.execution.execution_events import JobEnded, Listener, PlanUpdate
 from ringmaster.tasks.execution.executor import Executor
@@ -48,7 +48,6 @@ from ringmaster.tasks.execution.forecast import ForecastConditions, predict_plan
 from ringmaster.tasks.execution.job_rows import JobTableEntry
 from ringmaster.tasks.execution.job_table import JobTable, added_jobs, variant_options
 from ringmaster.tasks.execution.known_nodes import watch_nodes
-from ringmaster.tasks.execution.local_engine import watching
 from ringmaster.tasks.execution.replanner import POLICY, Replanner
 from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.execution.steering import FeaturePolicy, SteeredBatch, first_goals, steering_policy

@@ -41,7 +41,7 @@ from ringmaster.techniques.metric import METRIC_FAMILIES, metric_names
 from ringmaster.techniques.metrics.latency import FAMILY as LATENCY
 from ringmaster.techniques.metrics.latency import latency_metric
 from ringmaster.techniques.models.peft_format import resolved
-from ringmaster.techniques.processes.launcher import first_in_path
+from ringmaster.techniques.processes.rank_environment import first_in_path
 from ringmaster.text import shortened
 
 MAX_LISTED = 16

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 LOCAL, WORKERS = "local", "workers"
 BUILTIN: dict[str, str] = {
-    LOCAL: "ringmaster.tasks.execution.local_engine:LocalEngine",
+    LOCAL: "ringmaster.tasks.execution.engine:LocalEngine",
     WORKERS: "ringmaster.tasks.pool.engines:EngineOptions",
     "work-pool": "ringmaster.tasks.pool.engines:WorkPoolOptions",
     **features.dotted_names("ENGINES"),

@@ -27,10 +27,9 @@ from ringmaster.tasks.pool.nodes import NodeRecord, NodeRegistry, NodeStatus, Ti
 from ringmaster.tasks.storage.database import Database, DatabaseClosed
 from ringmaster.tasks.storage.message_store import KILL, GangShare, MessageStore, OrderStatus
 from ringmaster.techniques.processes.forkserver import seconds_since_boot
-from ringmaster.techniques.processes.forkserver_client import ForkServer
+from ringmaster.techniques.processes.forkserver_client import ForkServer, ForkServerClient
 from ringmaster.techniques.processes.gang import Gang
 from ringmaster.techniques.processes.gang_events import Beat, Event, Outcome, OutcomeStatus
-from ringmaster.techniques.processes.launcher import Launcher
 from ringmaster.techniques.processes.reporter import STOP
 
 logger = logging.getLogger(__name__)
@@ -188,7 +187,7 @@ class _ShareRun:
 class Gangs:
     """The shares that run from one launcher, by segment. Safe between threads."""
 
-    def __init__(self, launcher: Launcher, *, start_gang: StartGang = Gang) -> None:
+    def __init__(self, launcher: ForkServerClient, *, start_gang: StartGang = Gang) -> None:
         self._launcher, self._start_gang = launcher, start_gang
         self._changed = threading.Condition()
         self._runs: dict[int, _ShareRun] = {}

@@ -1,4 +1,4 @@
-"""Clients of the fork server: one starts and ends it, others request worker processes of it. Both are `Launcher`s."""
+"""Clients of the fork server: one starts and ends it, others request worker processes of it."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from ringmaster.errors import ChannelClosed, ForkServerError
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.processes.channel import Channel, address_of
 from ringmaster.techniques.processes.forkserver import TICK, seconds_since_boot
-from ringmaster.techniques.processes.launcher import first_in_path, linked_package, rank_argument, rank_environment
-from ringmaster.techniques.processes.order import GangOrder
+from ringmaster.techniques.processes.order import GangOrder, rank_argument
+from ringmaster.techniques.processes.rank_environment import first_in_path, linked_package, rank_environment
 from ringmaster.techniques.processes.stopped import StoppedProcesses
 from ringmaster.text import shortened
 
@@ -129,7 +129,14 @@ class ForkServerClient:
         return channel
 
     def start_rank(self, order: GangOrder, *, rank: int, log: Path) -> Channel:
-        """Starts one rank of an order; returns the channel to it.
+        """Starts one rank of an order; returns the channel to it. The rank's output is appended to the file `log`.
+
+        The rank reports {"event": "started", "pid": N} first, and then the events of `worker`. After its end, the
+        server adds {"event": "exit", "status": N, "fenced": false} and closes the channel. N is negative for a signal,
+        as in `subprocess`; "fenced": whether a fence (`forkserver.Fence`) ended the rank.
+
+        The rank and the processes that it has started are killed when the other end of its channel is closed or hung
+        up. They therefore end with the process that started the rank, however that ends.
 
         Raises OSError or ForkServerError where no process can be started.
         """

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ringmaster.errors import ChannelClosed
 from ringmaster.techniques.processes.channel import Channel
+from ringmaster.techniques.processes.forkserver_client import ForkServerClient
 from ringmaster.techniques.processes.gang_events import (
     Event,
     JobResult,
@@ -24,7 +25,6 @@ from ringmaster.techniques.processes.gang_events import (
     RefusedEvent,
     event_or_refusal,
 )
-from ringmaster.techniques.processes.launcher import Launcher
 from ringmaster.techniques.processes.order import GangOrder, rendezvous
 from ringmaster.techniques.processes.stopped import StoppedProcesses
 
@@ -41,12 +41,12 @@ class Gang:
 
     Other threads may call `send` and `kill`.
 
-    launcher: starts the ranks.
+    server: forks the ranks.
     num_ranks: ranks on this machine. In an order over several machines, each machine supervises its own ranks, and only
         the `wait` on the machine of rank 0 passes on events.
     """
 
-    def __init__(self, launcher: Launcher, order: GangOrder, *, num_ranks: int) -> None:
+    def __init__(self, server: ForkServerClient, order: GangOrder, *, num_ranks: int) -> None:
         self._stopped = StoppedProcesses()
         self._folder = Path(order.folder)
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -54,7 +54,7 @@ class Gang:
         self._ranks: list[_Rank] = []
         try:
             for rank in range(order.first_rank, order.first_rank + num_ranks):
-                self._ranks.append(_Rank(rank, launcher.start_rank(order, rank=rank, log=self.log(rank))))
+                self._ranks.append(_Rank(rank, server.start_rank(order, rank=rank, log=self.log(rank))))
         except (OSError, RuntimeError):
             for started in self._ranks:
                 started.channel.close()  # ends it, as it would wait for the others

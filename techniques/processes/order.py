@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ringmaster.codec import digest, stored_as
+from ringmaster.codec import digest, stored_as, to_json
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.job_features import FirstCheckpoint
 from ringmaster.techniques.job_specs import DataSpec
@@ -113,3 +113,8 @@ class GangOrder:
 def rendezvous(order: GangOrder) -> Path:
     """Returns the file through which a gang's ranks find each other."""
     return Path(order.folder).resolve() / "rendezvous"
+
+
+def rank_argument(order: GangOrder, *, rank: int) -> dict[str, Any]:
+    """Returns the JSON form of one rank's order, which `worker.main` reads."""
+    return {**to_json(order), "rank": rank}

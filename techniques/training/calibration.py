@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from ringmaster.codec import digest
 from ringmaster.techniques.checkpoints.environment import versions
-from ringmaster.techniques.processes.launcher import rank_environment
+from ringmaster.techniques.processes.rank_environment import rank_environment
 
 NUM_STEPS, WIDTH, LENGTH, BATCH = 4, 256, 64, 16
 TIMEOUT_S = 600.0

@@ -6,7 +6,7 @@ from functools import wraps
 
 from ringmaster.flows import settings
 from ringmaster.flows.entry import main
-from ringmaster.tasks.execution.local_engine import LocalEngine
+from ringmaster.tasks.execution.engine import LocalEngine
 
 FILE = "frames.json"
 start = LocalEngine.start

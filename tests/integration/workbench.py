@@ -23,8 +23,7 @@ from ringmaster.techniques.processes.channel import Channel
 from ringmaster.techniques.processes.forkserver_client import ForkServer
 from ringmaster.techniques.processes.gang import Gang
 from ringmaster.techniques.processes.gang_events import Event, Outcome, Steps
-from ringmaster.techniques.processes.launcher import rank_argument
-from ringmaster.techniques.processes.order import TRAIN, GangOrder, Slot
+from ringmaster.techniques.processes.order import TRAIN, GangOrder, Slot, rank_argument
 from ringmaster.techniques.technique import GangShape
 
 ARCHITECTURES = (

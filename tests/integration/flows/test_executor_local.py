@@ -4,8 +4,7 @@ import threading
 
 import pytest
 
-from ringmaster.tasks.execution.engine import EngineContext, SegmentCall
-from ringmaster.tasks.execution.local_engine import LocalEngine
+from ringmaster.tasks.execution.engine import EngineContext, LocalEngine, SegmentCall
 from ringmaster.techniques.processes.gang_events import Steps
 from ringmaster.techniques.processes.reporter import STOP, until_command
 from tests.integration.workbench import SINGLE, Layout
@@ -73,7 +72,7 @@ def test_closing_ends_gangs_side_by_side(bench, tmp_path):
 
 
 def test_what_cannot_be_started_is_reported_to_the_caller(bench, tmp_path, monkeypatch):
-    monkeypatch.setattr("ringmaster.tasks.execution.local_engine.Gang", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("ringmaster.tasks.execution.engine.Gang", lambda *_, **__: 1 / 0)
     order = bench.order(bench.job(num_steps=1), SINGLE, tmp_path / "gang")
     with pytest.raises(ZeroDivisionError):
         LocalEngine(EngineContext(folder=tmp_path, launcher=bench.server)).start(segment(1, order, SINGLE)).result()

@@ -3,11 +3,10 @@
 import pytest
 
 from ringmaster.tasks.cluster import Cluster, Node
-from ringmaster.tasks.execution.engine import EngineContext
+from ringmaster.tasks.execution.engine import EngineContext, LocalEngine
 from ringmaster.tasks.execution.execution_events import PlanUpdate, SegmentEnded, SegmentStarted
 from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.job_table import JobTable, JobTableEntry
-from ringmaster.tasks.execution.local_engine import LocalEngine
 from ringmaster.tasks.execution.replanner import Replanner
 from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.planning import Option, Plan, PlanningJob, PlanningNode, Problem, Segment

@@ -9,8 +9,7 @@ import torch
 
 from ringmaster.features.kernels.job import Numerics
 from ringmaster.techniques import Adapter
-from ringmaster.techniques.processes.launcher import rank_argument
-from ringmaster.techniques.processes.order import TRIAL
+from ringmaster.techniques.processes.order import TRIAL, rank_argument
 from ringmaster.techniques.technique import KERNELS
 from tests.integration.techniques.test_conformance import LARGEST_DIFFERENCE
 from tests.integration.workbench import (

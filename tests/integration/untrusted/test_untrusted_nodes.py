@@ -21,7 +21,7 @@ from ringmaster.tasks.pool.pool_engine import PoolEngine
 from ringmaster.tasks.pool.submissions import Submission, Submissions
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.techniques import Profile
-from ringmaster.techniques.processes.launcher import rank_argument
+from ringmaster.techniques.processes.order import rank_argument
 from ringmaster.techniques.profiles import UNTRUSTED
 from tests.integration.untrusted.lies import LIE
 from tests.integration.workbench import ADAMW, SINGLE, VIT, is_bit_equal, weights_in

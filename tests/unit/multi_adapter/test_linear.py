@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ringmaster.techniques.multi_adapter.shared_linear import _product
-from ringmaster.techniques.processes.launcher import rank_environment
+from ringmaster.techniques.processes.rank_environment import rank_environment
 
 SIDES = (1, 2, 3, 8, 64, 257)
 

@@ -9,7 +9,7 @@ from ringmaster.errors import InputError
 from ringmaster.flows import settings
 from ringmaster.techniques.processes import caches
 from ringmaster.techniques.processes.caches import CODE_CACHES, own_caches
-from ringmaster.techniques.processes.launcher import rank_environment
+from ringmaster.techniques.processes.rank_environment import rank_environment
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ from ringmaster.codec import to_json
 from ringmaster.techniques.estimates import job_preflight
 from ringmaster.techniques.estimates.device_rates import in_children
 from ringmaster.techniques.preflight_result import PreflightOrder
-from ringmaster.techniques.processes.launcher import rank_environment
 from ringmaster.techniques.processes.order import Slot
+from ringmaster.techniques.processes.rank_environment import rank_environment
 from ringmaster.techniques.processes.ranks import show_gpus
 
 

@@ -14,7 +14,7 @@ from ringmaster.codec import to_json
 from ringmaster.features.daemon.environment import environment_digest
 from ringmaster.flows.services.first_processes import ServerProcess
 from ringmaster.techniques.processes.forkserver_client import ForkServer
-from ringmaster.techniques.processes.launcher import IMPORT_ROOT
+from ringmaster.techniques.processes.rank_environment import IMPORT_ROOT
 
 MODULE = "ringmaster.features.daemon.daemon"
 

@@ -27,7 +27,7 @@ from ringmaster.errors import InterpreterError
 from ringmaster.features.environment import probe
 from ringmaster.features.environment.lock_files import PYTHON_VERSION, UV_LOCK, kept_lock
 from ringmaster.files import read_value, write_value
-from ringmaster.techniques.processes.launcher import first_in_path
+from ringmaster.techniques.processes.rank_environment import first_in_path
 from ringmaster.text import shortened
 
 NEEDED = frozenset({"numpy", "psutil", "pyarrow", "pyyaml", "safetensors", "torch", "transformers"})

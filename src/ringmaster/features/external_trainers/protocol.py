@@ -26,8 +26,8 @@ from ringmaster.techniques.checkpoints import checkpoint
 from ringmaster.techniques.checkpoints.storage import MANIFEST, LocalStorage
 from ringmaster.techniques.metric import checked_values
 from ringmaster.techniques.processes.gang_events import MAX_STEPS, OutcomeStatus
-from ringmaster.techniques.processes.launcher import IMPORT_ROOT, first_in_path, linked_package
 from ringmaster.techniques.processes.order import GangOrder
+from ringmaster.techniques.processes.rank_environment import IMPORT_ROOT, first_in_path, linked_package
 from ringmaster.text import printable_lines, storable
 
 MAX_IN_LINE = 1_000_000  # bytes of an event

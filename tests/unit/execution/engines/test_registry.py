@@ -7,9 +7,8 @@ from ringmaster.errors import InputError
 from ringmaster.flows import settings
 from ringmaster.flows.cli import app
 from ringmaster.registry import installed
-from ringmaster.tasks.execution.engine import Engine, EngineContext
+from ringmaster.tasks.execution.engine import Engine, EngineContext, LocalEngine
 from ringmaster.tasks.execution.engine_registry import BUILTIN, ENGINES, LOCAL, WORKERS, build_engine
-from ringmaster.tasks.execution.local_engine import LocalEngine
 from ringmaster.tasks.pool.pool_engine import PoolEngine
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.techniques.processes.forkserver_client import ForkServer

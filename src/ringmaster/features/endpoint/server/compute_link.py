@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ringmaster.errors import RingmasterError
-from ringmaster.techniques.processes.launcher import IMPORT_ROOT
+from ringmaster.techniques.processes.rank_environment import IMPORT_ROOT
 
 logger = logging.getLogger(__name__)
 

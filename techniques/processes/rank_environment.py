@@ -1,4 +1,4 @@
-"""How ranks are started: the interface of what starts them, and their environment."""
+"""The environment of ranks: their variables, their import path, and where they find programs."""
 
 from __future__ import annotations
 
@@ -6,39 +6,12 @@ import os
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from typing import Any, Protocol
 
-from ringmaster.codec import to_json
 from ringmaster.distribution import DISTRIBUTION
 from ringmaster.techniques.processes.caches import own_caches
-from ringmaster.techniques.processes.channel import Channel
-from ringmaster.techniques.processes.order import GangOrder
 
 IMPORT_ROOT = Path(__file__).absolute().parents[3]
 """The folder from which our packages are imported."""
-
-
-class Launcher(Protocol):
-    """Starts ranks.
-
-    A rank reports {"event": "started", "pid": N} first, and then the events of `worker`. After its end, its launcher
-    adds {"event": "exit", "status": N, "fenced": false} and closes the channel. N is negative for a signal, as in
-    `subprocess`; "fenced": whether a fence (`forkserver.Fence`) ended the rank.
-
-    A rank and the processes that it has started are killed when the other end of its channel is closed or hung up.
-    They therefore end with the process that started the rank, however that ends.
-    """
-
-    def start_rank(self, order: GangOrder, *, rank: int, log: Path) -> Channel:
-        """Starts one rank of an order; returns the channel to it. The rank's output is appended to the file `log`.
-
-        Raises OSError or RuntimeError where no process can be started.
-        """
-
-
-def rank_argument(order: GangOrder, *, rank: int) -> dict[str, Any]:
-    """Returns the JSON form of one rank's order, which `worker.main` reads."""
-    return {**to_json(order), "rank": rank}
 
 
 def linked_package(folder: Path) -> Path:
