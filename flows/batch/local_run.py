@@ -54,8 +54,8 @@ from ringmaster.tasks.execution.steering import FeaturePolicy, SteeredBatch, fir
 from ringmaster.tasks.execution.step_events import StepEvents
 from ringmaster.tasks.planning import Plan, Problem
 from ringmaster.tasks.planning.durations import counted
-from ringmaster.tasks.planning.fusion import checked_plan
 from ringmaster.tasks.planning.objectives import plan_giving_up_bounds
+from ringmaster.tasks.planning.solve import checked_plan
 from ringmaster.tasks.profiling.preflight_runs import EquivalentJobs
 from ringmaster.tasks.profiling.search import planning_problem
 from ringmaster.tasks.profiling.stage import ProfilingResult, profile_jobs

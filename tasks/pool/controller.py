@@ -31,7 +31,7 @@ from ringmaster.tasks.execution.executor import Executor
 from ringmaster.tasks.execution.known_nodes import KnownNodes
 from ringmaster.tasks.execution.progress import RunningSegment
 from ringmaster.tasks.planning import Plan, Problem
-from ringmaster.tasks.planning.fusion import checked_plan
+from ringmaster.tasks.planning.solve import checked_plan
 from ringmaster.tasks.planning.two_objectives import plan_by_two
 from ringmaster.tasks.pool.active_batches import (
     active_batch,

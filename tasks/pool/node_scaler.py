@@ -24,9 +24,9 @@ from ringmaster.tasks.execution.job_table import JobTable
 from ringmaster.tasks.execution.known_nodes import EMPTY_BEFORE_S, KnownNodes
 from ringmaster.tasks.execution.replan_policy import runnable, runs_on
 from ringmaster.tasks.planning import Plan, Problem, solve
-from ringmaster.tasks.planning.fusion import bounded
 from ringmaster.tasks.planning.node_prices import NodePrices, NodesWorth, nodes_worth
 from ringmaster.tasks.planning.problems.problem_parts import PlanningNode
+from ringmaster.tasks.planning.solve import bounded
 from ringmaster.tasks.pool.engines import DEFAULT_IDLE_S
 from ringmaster.tasks.profiling.search import planning_problem
 

@@ -1,11 +1,13 @@
 """Groups of jobs that may be offered to the planner, and the record of the planner's choice."""
 
+from importlib import import_module
+
 import pytest
 
 from ringmaster.errors import ProblemError
 from ringmaster.flows.batch import group_choice
 from ringmaster.flows.batch.group_choice import choose_job_groups, goals_in
-from ringmaster.tasks.planning import fusion as checked_plans
+from ringmaster.tasks.planning.solve import checked_plan
 from ringmaster.tasks.profiling.search import planning_problem
 from ringmaster.tasks.profiling.stage import ProfilingResult
 from ringmaster.tasks.storage.fact_keys import FUSION
@@ -67,8 +69,9 @@ def test_the_batch_is_first_planned_as_its_groups_were_chosen(journal, monkeypat
     together = choose(journal, group("b", "c", "d"))
     left = [each for each in JOBS if each.name == "a"]
     problem = planning_problem(left, together.profiles, cluster(1), name="nightly")
-    monkeypatch.setattr(checked_plans, "solve", lambda *_, **__: pytest.fail("it was searched for again"))
-    plan = checked_plans.checked_plan(problem, work_s=2.0, seed=0, start=together.plan)
+    module = import_module(checked_plan.__module__)  # the package has the function under the module's name
+    monkeypatch.setattr(module, "solve", lambda *_, **__: pytest.fail("it was searched for again"))
+    plan = checked_plan(problem, work_s=2.0, seed=0, start=together.plan)
     assert plan.segments == together.plan.segments
     assert plan.makespan_s == journal.get(FUSION)["together_s"]
 

@@ -26,10 +26,11 @@ from ringmaster.tasks.planning import (
     verify,
 )
 from ringmaster.tasks.planning.bounds.bounds import preemptive_bound
-from ringmaster.tasks.planning.fusion import checked_plan, choose_groups
+from ringmaster.tasks.planning.fusion import choose_groups
 from ringmaster.tasks.planning.objectives import OBJECTIVES, PlanningTerms, objective_by_name, plan_giving_up_bounds
 from ringmaster.tasks.planning.plans.list_scheduling import BASELINES, schedule
 from ringmaster.tasks.planning.shared_speeds import plan_by_speeds
+from ringmaster.tasks.planning.solve import checked_plan
 from tests.drawing import draws
 from tests.unit.planning.groups.test_fused import adapters
 from tests.unit.planning.test_whole_problem import whole_problems

@@ -3,8 +3,8 @@
 import pytest
 
 from ringmaster.tasks.planning import Option, PlanningJob, PlanningNode, Problem
-from ringmaster.tasks.planning.fusion import checked_plan
 from ringmaster.tasks.planning.objectives import HOUR_S, PlanningTerms
+from ringmaster.tasks.planning.solve import checked_plan
 from ringmaster.tasks.retraining.selection import DueModel, RunLimits, choose, cost_of
 
 SECONDS = {"a": 60.0, "b": 30.0, "c": 20.0, "a-2": 60.0, "a-3": 60.0}

@@ -10,8 +10,8 @@ from ringmaster.features.tariffs.terms import Tariff, Tariffs
 from ringmaster.flows.pool.batch_requests import check_terms, objectives_in_words, objectives_of_pool
 from ringmaster.tasks.execution.dispatch import waits_of
 from ringmaster.tasks.planning import Option, PlanningJob, PlanningNode, Problem, verify
-from ringmaster.tasks.planning.fusion import checked_plan
 from ringmaster.tasks.planning.objectives import PlanningTerms
+from ringmaster.tasks.planning.solve import checked_plan
 from ringmaster.tasks.planning.two_objectives import plan_by_two
 from ringmaster.tasks.pool import controller
 from ringmaster.tasks.storage.database import Database, file_url

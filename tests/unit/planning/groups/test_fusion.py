@@ -20,17 +20,9 @@ from ringmaster.tasks.planning import (
     verify,
 )
 from ringmaster.tasks.planning.divisions import Contraction, Divisions
-from ringmaster.tasks.planning.fusion import (
-    Fusion,
-    as_executed,
-    checked_plan,
-    choose_groups,
-    contracted,
-    groups_of,
-    reuse_plan,
-    without_groups,
-)
+from ringmaster.tasks.planning.fusion import Fusion, as_executed, choose_groups, contracted, groups_of, without_groups
 from ringmaster.tasks.planning.objectives import MAKESPAN, objective_by_name
+from ringmaster.tasks.planning.solve import checked_plan, reuse_plan
 from ringmaster.tasks.planning.work import WorkBudget
 from tests.drawing import draws
 from tests.unit.planning.groups.test_fused import adapters

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringmaster.tasks.control.requests import RequestKind, Requests, RequestStatus
-from ringmaster.tasks.planning.fusion import checked_plan
 from ringmaster.tasks.planning.node_prices import NodePrices
+from ringmaster.tasks.planning.solve import checked_plan
 from ringmaster.tasks.pool import node_scaler
 from ringmaster.tasks.pool.node_scaler import (
     DEFAULT_COME_S,

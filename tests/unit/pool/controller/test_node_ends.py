@@ -5,8 +5,8 @@ from functools import partial
 import pytest
 
 from ringmaster.tasks.planning import Option, PlanningJob, PlanningNode, Problem, solve
-from ringmaster.tasks.planning.fusion import checked_plan
 from ringmaster.tasks.planning.plans.verify import verify
+from ringmaster.tasks.planning.solve import checked_plan
 from ringmaster.tasks.pool.node_scaler import plan_before_ends
 
 MAKE = partial(checked_plan, work_s=1.0, seed=0, objective="makespan")
