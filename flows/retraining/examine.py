@@ -37,6 +37,7 @@ from ringmaster.tasks.datasets.checking import NamedData
 from ringmaster.tasks.evaluation.examination import ExaminationRequest, ExaminationResult, examine, examine_each
 from ringmaster.tasks.evaluation.model_assertions import importable
 from ringmaster.tasks.evaluation.suite import Suite, load_suite
+from ringmaster.tasks.evaluation.suite_tests import suite_tests
 from ringmaster.tasks.profiling.preflight_runs import TrialEnvironment
 from ringmaster.tasks.profiling.trials import DevicesWanted
 from ringmaster.tasks.retraining import promotion
@@ -172,14 +173,14 @@ def examine_models(
     """
     with input_errors(about="--metric: "), importable(Path.cwd()):
         are_of_models = [isinstance(metric, ModelMetric) for metric in metrics_named(metrics or ())]
-    suite = None if tests is None else load_suite(tests)
-    if data is None and (suite is None or not suite.tests) and not (are_of_models and all(are_of_models)):
+    suite = Suite(name="metrics") if tests is None else load_suite(tests)
+    has_tests = any(of_kind.entries(suite) for of_kind in suite_tests())
+    if data is None and not has_tests and not (are_of_models and all(are_of_models)):
         raise InputError(["there is nothing to evaluate on. To fix: name data by --data, tests by --tests, or both"])
     if twice := sorted(label for label, times in Counter(model.label for model in models).items() if times > 1):
         raise InputError([f"{', '.join(twice)} is named more than once. To fix: name each model once"])
-    needs_data: list[Any] = []
-    if suite is not None:
-        needs_data = [*suite.slices, *suite.assertions, *(test for test in suite.tests if test.held_out is not None)]
+    tests_on_rows = [test for of_kind in suite_tests() for test in of_kind.on_held_out(suite)]
+    needs_data: list[Any] = [*suite.slices, *suite.assertions, *tests_on_rows]
     if data is None and needs_data:
         names = ", ".join(entry.name for entry in needs_data)
         raise InputError([f"{names} of {tests} require held-out data. To fix: name it by --data"])
@@ -191,7 +192,7 @@ def examine_models(
         request = ExaminationRequest(
             job=_job(data, models[0].folder),
             held_out=data is not None,
-            suite=suite or Suite(name="metrics"),
+            suite=suite,
             against=None if against is None else against.folder,
             metrics=metrics or None,
             max_rows=max_rows,

@@ -1,4 +1,4 @@
-"""Examination of a model: metrics by slice, comparison with another model, behavioural tests and assertions.
+"""Examination of a model: metrics by slice, comparison with another model, tests and assertions.
 
 A metric has its value and confidence interval over all rows and over each slice of them. MLflow has the results as
 tables, metrics, and a figure with a panel per metric, a line per slice, and a dot with its interval per model.
@@ -20,10 +20,10 @@ from ringmaster.codec import to_json
 from ringmaster.model_lineage import Ledger, MetricPoint, ModelRecord
 from ringmaster.model_lineage.ledger.families import final_fault
 from ringmaster.tasks.cluster import Device
-from ringmaster.tasks.evaluation.behaviour import TestResult, run_images, run_texts
 from ringmaster.tasks.evaluation.model_assertions import AssertionResult, check, importable, rows_of
 from ringmaster.tasks.evaluation.scores import Cases, MetricRows, Scores, ScoringResult, compare, estimate, score_models
 from ringmaster.tasks.evaluation.suite import SliceEntry, Suite
+from ringmaster.tasks.evaluation.suite_tests import TestResult, suite_tests
 from ringmaster.tasks.profiling.preflight_runs import TrialEnvironment
 from ringmaster.techniques import Job
 from ringmaster.techniques.metric import ModelMetric, default_metrics, metric_named, metrics_named
@@ -184,7 +184,7 @@ def examine_each(models: Mapping[str, Path], request: ExaminationRequest) -> dic
             score,
             data=request.data,
             slicers={entry.name: entry.by for entry in suite.slices if entry.by is not None},
-            keep_inputs=any(test.held_out is not None for test in suite.tests),
+            keep_inputs=any(tests.on_held_out(suite) for tests in suite_tests()),
             max_rows=request.max_rows,
             is_whole=request.is_whole,
             trained_on=request.trained_on,
@@ -245,18 +245,8 @@ def _tests(
     def score_cases(cases: Cases) -> ScoringResult:
         return score(models, cases=cases)
 
-    texts = [test for test in suite.tests if not test.of_images]
-    pictures = [test for test in suite.tests if test.of_images]
-    match = run_texts(texts, score=score_cases, encode=suite.encode)
-    shown: dict[str, list[TestResult]] = {}
-    if pictures:
-        images = next((scores.inputs for scores in scored.scores.values()), None)
-        shown = run_images(pictures, models=list(models), images=images, score=score_cases)
-    order = [test.name for test in suite.tests]
-    return {
-        name: sorted([*match.get(name, ()), *shown.get(name, ())], key=lambda result: order.index(result.test))
-        for name in models
-    }
+    results = [tests.run(suite, models=list(models), scored=scored, score=score_cases) for tests in suite_tests()]
+    return {name: [result for each in results for result in each.get(name, ())] for name in models}
 
 
 def _assertions(suite: Suite, own: Scores | None, folder: Path | None) -> list[AssertionResult]:

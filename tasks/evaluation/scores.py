@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -279,6 +279,10 @@ class ScoringResult:
 
     scores: Mapping[str, Scores] = field(default_factory=dict)
     faults: Mapping[str, str] = field(default_factory=dict)
+
+
+Score = Callable[[Cases], ScoringResult]
+"""Scores cases with the models under test, by the models' names."""
 
 
 def score_models(

@@ -22,6 +22,8 @@ A feature's package has any of these modules, and the core imports those of the 
     pages       what it adds to the records of jobs and models, and what follows these records
                 (`ringmaster.tasks.recording.record_hooks`)
     routes      its HTTP routes of the server of a pool's metrics (`ringmaster.flows.services.metrics_server`)
+    suite       its kinds of tests of models, in files of slices and assertions
+                (`ringmaster.tasks.evaluation.suite_tests`)
     forms       its sections of the form in Prefect's UI that changes running jobs (`ringmaster.flows.job_forms`)
     retraining  its rules for new data of production models (`ringmaster.flows.retraining.new_data_rules`)
     resident    the processes that stay after a command (`ringmaster.flows.resident_processes`)
@@ -84,6 +86,7 @@ BUILTIN = (
     "ringmaster.features.lm_eval",
     "ringmaster.features.retraining_value",
     "ringmaster.features.undo",
+    "ringmaster.features.behaviour_tests",
     "ringmaster.features.reproduction",
     "ringmaster.features.bisection",
     "ringmaster.features.diagnosis",

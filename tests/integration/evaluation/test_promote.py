@@ -13,8 +13,8 @@ from ringmaster.flows.commands import models, running
 from ringmaster.flows.retraining import examine, shrinking
 from ringmaster.model_lineage import QUIET_ENVIRONMENT, Ledger
 from ringmaster.model_lineage.model_pages import family_path
-from ringmaster.tasks.evaluation.behaviour import TestResult
 from ringmaster.tasks.evaluation.examination import ExaminationResult, SliceMetric
+from ringmaster.tasks.evaluation.suite_tests import TestResult
 from ringmaster.tasks.retraining import promotion
 from tests.integration.evaluation.test_scores import IMAGES, exported
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from ringmaster.tasks.evaluation.behaviour import run_images, run_texts, text_cases
+from ringmaster.features.behaviour_tests.behaviour import run_images, run_texts, text_cases
+from ringmaster.features.behaviour_tests.suite import BehaviourEntry
 from ringmaster.tasks.evaluation.scores import CAUSAL, CLASSIFIER, Scores, ScoringResult
-from ringmaster.tasks.evaluation.suite import BehaviourEntry
 
 
 def classified(probability):

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from ringmaster.tasks.evaluation.behaviour import changed_images, changed_text
-from ringmaster.tasks.evaluation.suite import ChangeEntry
+from ringmaster.features.behaviour_tests.behaviour import changed_images, changed_text
+from ringmaster.features.behaviour_tests.suite import ChangeEntry
 
 IMAGE = np.arange(9, dtype=np.float32).reshape(1, 1, 3, 3)
 

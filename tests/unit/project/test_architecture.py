@@ -255,6 +255,7 @@ OF_FEATURES = {
     "actions": PACKAGES,
     "curves": ("techniques", "tasks"),
     "sweep": ("techniques", "tasks"),
+    **dict.fromkeys(("suite", "behaviour"), ("techniques", "tasks")),
     "drawing": ("techniques", "tasks"),
     "model_card": ("techniques", "model_lineage"),
     "importing": ("model_lineage",),

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from ringmaster.errors import BatchFileError
-from ringmaster.tasks.evaluation.behaviour import TestResult
 from ringmaster.tasks.evaluation.examination import ExaminationResult, SliceMetric
 from ringmaster.tasks.evaluation.model_assertions import AssertionResult
+from ringmaster.tasks.evaluation.suite_tests import TestResult
 from ringmaster.tasks.retraining.policy import PromotionPolicy, decide_by, load_policy
 
 POLICY = PromotionPolicy(name="careful", min_gain=0.01, max_loss=0.02, min_slice_rows=20)

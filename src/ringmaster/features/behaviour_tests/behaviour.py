@@ -15,39 +15,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ringmaster.tasks.evaluation import suite
-from ringmaster.tasks.evaluation.scores import CAUSAL, CLASSIFIER, Cases, Scores, ScoringResult
+from ringmaster.features.behaviour_tests import suite
+from ringmaster.tasks.evaluation.scores import CAUSAL, CLASSIFIER, Cases, Score, Scores, ScoringResult
+from ringmaster.tasks.evaluation.suite_tests import TestResult
 from ringmaster.techniques.data.row_files import check_expansion
 
 MAX_EXAMPLES = 5
 MAX_CHARACTERS = 200
-
-Score = Callable[[Cases], ScoringResult]
-"""Scores cases with the models under test, by the models' names."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TestResult:
-    """The result of one test.
-
-    examples: messages about some of the failed cases.
-    fault: why the test could not be run; such a test does not pass.
-    """
-
-    __test__ = False  # not a test for pytest to collect
-
-    test: str
-    kind: str
-    num_cases: int = 0
-    num_failures: int = 0
-    max_failures: float = 0.0
-    examples: tuple[str, ...] = ()
-    fault: str = ""
-
-    @property
-    def passed(self) -> bool:
-        """Whether at most the allowed fraction of the cases failed."""
-        return not self.fault and self.num_failures <= self.max_failures * self.num_cases + 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
