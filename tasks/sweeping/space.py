@@ -165,7 +165,7 @@ def example(space: Sequence[Parameter], parameter: Parameter, value: Any) -> Val
 
 def changes_shape(parameter: Parameter) -> bool:
     """Whether trials may differ in speed or size by the parameter; then each of its values is profiled separately."""
-    if parameter.key == "loss.beta":  # GRPO keeps no reference where it is 0
+    if parameter.key == "loss.beta":  # a loss may keep no reference where it is 0
         return 0 in parameter.extremes().values()
     return not any(parameter.key == key or parameter.key.startswith(f"{key}.") for key in SAME_SHAPE)
 

@@ -96,8 +96,8 @@ class TrainedModel(TrainingState, Protocol):
     def autocast(self) -> AbstractContextManager[Any]:
         """Returns the autocast context of the job's precision."""
 
-    def compute_gradients(self, part: StepPart) -> tuple[LossSums, float | None]:
-        """Computes the gradients of a part of the next step's samples; returns its sums and the mean reward."""
+    def compute_gradients(self, part: StepPart) -> LossSums:
+        """Computes the gradients of a part of the next step's samples; returns its sums."""
 
     def update(self, optimizer: torch.optim.Optimizer, count: float) -> None:
         """Takes an optimizer step with the gradients of a loss of the given count."""

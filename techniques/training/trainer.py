@@ -161,6 +161,7 @@ class Trainer(JobTrainingState):
             beat=beat,
         )
         self._writer = None if self._loss.function is None else self._loss.function.sequence_writer(writing)
+        self._reward: float | None = None  # of what was written last
         self._answers = answer_writer_of(self.job.evaluation, writing)
         beat()
         if not technique.moves_model:
@@ -212,7 +213,7 @@ class Trainer(JobTrainingState):
             last_step = self.job.total_steps if self.order.purpose == TRAIN else sys.maxsize
             self.batches.loader.begin_step(self.batches.requests(range(self.next_step, last_step), self.rule.parts))
         num_samples = self.job.phase(self.next_step).global_batch_size
-        own_sums, reward = self.rule.compute(self)  # by default, `compute_gradients` of `own_part`
+        own_sums = self.rule.compute(self)  # by default, `compute_gradients` of `own_part`
         of_callbacks = [callback.summed_values() for callback in self.callbacks]
         sums = iter(self.ranks.sum([*own_sums, *chain.from_iterable(of_callbacks), *votes]))
         loss_sum, count, num_tokens = islice(sums, len(own_sums))
@@ -238,7 +239,7 @@ class Trainer(JobTrainingState):
             loss=loss_sum / count,
             seconds=time.perf_counter() - started_s,
             vote_sums=tuple(sums),
-            reward=reward,
+            reward=self._reward,
             num_samples=num_samples,
             # Ranks of other axes than the data-parallel ones have the same rows.
             num_tokens=round(num_tokens * self.own_part.num_parts / self.ranks.num_ranks),
@@ -260,23 +261,23 @@ class Trainer(JobTrainingState):
         """The parameters that this rank's optimizer updates."""
         return self._technique.optimizer_parameters(self.model)
 
-    def compute_gradients(self, part: StepPart) -> tuple[LossSums, float | None]:
-        """Computes the gradients of a part of the next step's samples; returns its sums and the mean reward."""
+    def compute_gradients(self, part: StepPart) -> LossSums:
+        """Computes the gradients of a part of the next step's samples; returns its sums."""
         indices, width = self.batches.samples(self.next_step)
         with drawing() if self._draws_by_hash else nullcontext():
             work = _TrainerWork(self, indices, self.batches.places(self.next_step, part), width=width)
-            reward = self._write(work)
+            self._write(work)
             chunks = [(rows, True, width) for rows in work.micro_batches]
             totals = self._totals(self._training, chunks, rows=indices, work=work)
             work.loss_function = self._training_loss.given(totals)
             loss_sum, count = self._technique.forward_backward(self.model, work)
-        return LossSums(loss=float(loss_sum), loss_count=count, num_tokens=work.num_tokens), reward
+        return LossSums(loss=float(loss_sum), loss_count=count, num_tokens=work.num_tokens)
 
-    def _write(self, work: _TrainerWork) -> float | None:
-        """Writes the sequences of a step, if the loss is computed on such; returns their mean reward, if any."""
+    def _write(self, work: _TrainerWork) -> None:
+        """Writes the sequences of a step, if the loss is computed on such."""
         if self._writer is None:
-            return None
-        work.written, reward = self._writer.step_batches(
+            return
+        work.written, self._reward = self._writer.step_batches(
             self._technique.unwrap(self.model),
             (fetch(self._training, rows, width=work.width) for rows in work.micro_batches),
             work.places,
@@ -284,7 +285,6 @@ class Trainer(JobTrainingState):
             step=self.next_step,
             gather=self.ranks.gather,
         )
-        return reward
 
     @torch.no_grad()
     def _totals(

@@ -37,8 +37,8 @@ class UpdateRule:
     def refuse(cls, trainer: TrainedModel, reader: Reader, checkpoint: Checkpoint) -> None:
         """Raises ValueError where a checkpoint, or the rest of the job, needs this rule and the job has another."""
 
-    def compute(self, trainer: TrainedModel) -> tuple[LossSums, float | None]:
-        """Computes the gradients of the rank's parts of the next step; returns their sums and the mean reward."""
+    def compute(self, trainer: TrainedModel) -> LossSums:
+        """Computes the gradients of the rank's parts of the next step; returns their sums."""
         return trainer.compute_gradients(trainer.own_part)
 
     def is_common(self, step: int) -> bool:

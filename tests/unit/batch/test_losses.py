@@ -1,6 +1,6 @@
 """Losses in batch files and in batches made in Python."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -8,6 +8,8 @@ from ringmaster.codec import digest, from_json, to_json
 from ringmaster.errors import BatchFileError
 from ringmaster.tasks.batch import Batch, parse_batch
 from ringmaster.techniques import DataSpec, Job, ModelSpec
+from ringmaster.techniques.loss import LOSSES, DottedNames, option
+from ringmaster.techniques.losses.supervised import CrossEntropy
 
 TEXT = """
 jobs:
@@ -126,3 +128,17 @@ def test_wrong_options_of_grpo(tmp_path, loss, said):
 def test_grpo_reads_prompts(tmp_path):
     with pytest.raises(BatchFileError, match="is not prompt, and the loss grpo reads prompts"):
         parse_grpo(tmp_path, '{name: grpo, rewards: ["my_rewards:length"]}', kind="completion")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged(CrossEntropy):
+    """A loss of one's own, which calls functions."""
+
+    name = "judged"
+    judges: tuple[str, ...] = option((), DottedNames())
+
+
+def test_functions_that_an_option_names_must_be_there(tmp_path, monkeypatch):
+    monkeypatch.setitem(LOSSES.registered, "judged", f"{__name__}:Judged")
+    with pytest.raises(BatchFileError, match="module my_judge cannot be found"):
+        parse_batch(TEXT.format(loss='{name: judged, judges: ["my_judge:fair"]}'), folder=tmp_path, name="x.yaml")

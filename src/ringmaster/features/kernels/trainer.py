@@ -230,7 +230,7 @@ def _sampled_step(trainer: TrainedModel, step: int) -> StepSample:
     """Returns the loss and the gradients of a step, after which the job is as before."""
     buffers = [buffer.clone() for buffer in trainer.model.buffers()]
     trainer.next_step, before = step, trainer.next_step
-    own_sums, _ = trainer.compute_gradients(trainer.own_part)
+    own_sums = trainer.compute_gradients(trainer.own_part)
     trainer.next_step = before
     loss_sum, count, *_ = trainer.ranks.sum([*own_sums])
     gradients = [parameter.grad.clone() for parameter in trainer.parameters if parameter.grad is not None]

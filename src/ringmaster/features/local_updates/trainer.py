@@ -77,17 +77,17 @@ class LocalUpdateRule(UpdateRule):
                 f"{trainer.technique.name} knows nothing. To fix: train it on with the technique local"
             )
 
-    def compute(self, trainer: TrainedModel) -> tuple[LossSums, None]:
+    def compute(self, trainer: TrainedModel) -> LossSums:
         """Takes a step of each of the rank's workers, or in the warm-up their common gradient."""
         sums = LossSums(0.0, 0.0, 0)
         for part, (_, optimizer) in zip(self.parts, self._workers.each(trainer.next_step), strict=True):
-            own, _ = trainer.compute_gradients(part)
+            own = trainer.compute_gradients(part)
             if self._workers.warms_up(trainer.next_step):
                 self._workers.take_gradients()
             else:  # the gradients of a part without labels are zeros
                 trainer.update(optimizer, own.loss_count or 1.0)
             sums = LossSums(*(total + value for total, value in zip(sums, own, strict=True)))
-        return sums, None
+        return sums
 
     def is_common(self, step: int) -> bool:
         """Returns whether the step belongs to the warm-up."""
