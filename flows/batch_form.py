@@ -14,7 +14,7 @@ from ringmaster.errors import BatchFailed
 from ringmaster.flows import form_fields
 from ringmaster.flows.batch.dry_run import DryRun, dry_run
 from ringmaster.flows.batch.flow_runs import cancel_batches, final_state, for_prefect, typed_or
-from ringmaster.flows.batch.run_options import Profiles, RunOptions
+from ringmaster.flows.batch.run_options import ProfilingMode, RunOptions
 from ringmaster.flows.caller import Caller
 from ringmaster.flows.retraining.approval import ask_to_start
 from ringmaster.flows.train_batch import run_stages
@@ -43,7 +43,7 @@ def train_batch(
     batch: form_fields.BatchChoice = form_fields.ExampleBatch(),
     name: form_fields.RunName = "",
     mode: form_fields.Mode = "train",
-    profiles: Annotated[Profiles, form_fields.titled("Profiles")] = "predict",
+    profiles: Annotated[ProfilingMode, form_fields.titled("Profiles")] = "predict",
     answer_within_s: form_fields.AnswerWithin = form_fields.ANSWER_WITHIN_S,
     without_answer: form_fields.WithoutAnswer = "stop",
     resume: form_fields.Resume = False,
@@ -93,7 +93,7 @@ def show(result: DryRun) -> None:
     for_prefect(lambda: create_markdown_artifact(key="dry-run", markdown=page, description=text))
 
 
-def _question(batch: Batch, *, profiles: Profiles, seed: int) -> str:
+def _question(batch: Batch, *, profiles: ProfilingMode, seed: int) -> str:
     """Plans the batch and shows the plan; returns the question for a person, as markdown."""
     result = dry_run(batch, profiles=profiles, seed=seed, caller=Caller())
     show(result)

@@ -106,11 +106,11 @@ def run_stages(
     else:
         opened = open_pooled_run(batch, pool, options, sweep_scheduler=sweep_scheduler, caller=caller)
     with caller.interrupts.handled_again(), opened as run:
-        profiles = profile(run)
-        run.begin(profiles)
-        plan = make_plan(run, _unresolved(profiles))
+        profiling = profile(run)
+        run.begin(profiling)
+        plan = make_plan(run, _unresolved(profiling))
         records = execute(run, _unresolved(plan))
-        result = evaluate(run, _unresolved(profiles), _unresolved(records))
+        result = evaluate(run, _unresolved(profiling), _unresolved(records))
         return record(run, _unresolved(result))
 
 
@@ -131,9 +131,9 @@ def profile(run: BatchRun) -> ProfilingResult:
 
 
 @task(name="make plan", task_run_name="make plan", cache_policy=NO_CACHE, persist_result=False)
-def make_plan(run: BatchRun, profiles: ProfilingResult) -> PlanUpdate | None:
+def make_plan(run: BatchRun, profiling: ProfilingResult) -> PlanUpdate | None:
     """Plans all jobs together: technique, devices and time of each. On a pool, together with the other batches."""
-    plan = run.make_plan(profiles)
+    plan = run.make_plan(profiling)
     run.show_plan(plan)
     return plan
 
@@ -146,9 +146,9 @@ def execute(run: BatchRun, plan: PlanUpdate | None) -> Mapping[str, JobRecord]:
 
 
 @task(name="evaluate", task_run_name="evaluate", cache_policy=NO_CACHE, persist_result=False)
-def evaluate(run: BatchRun, profiles: ProfilingResult, records: Mapping[str, JobRecord]) -> BatchResult:
+def evaluate(run: BatchRun, profiling: ProfilingResult, records: Mapping[str, JobRecord]) -> BatchResult:
     """Compares the execution with its plan, and shows the metrics that `execute` has found with what they cost."""
-    result = run.evaluate(profiles, records)
+    result = run.evaluate(profiling, records)
     rows = job_rows(result)
     notice = run.view.notice
     for_prefect(lambda: create_table_artifact(key="jobs", table=rows, description="The outcome of each job"), notice)

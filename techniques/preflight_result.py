@@ -14,7 +14,7 @@ FROM_META_STEP, ARITHMETIC = "rehearsed", "arithmetic"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Forecast:
+class MemoryEstimate:
     """Estimated memory of an option: bytes on each device, and bytes of host memory for each device.
 
     Host memory holds the part of the state that does not lie on the device, and the copy of the state from which a
@@ -36,7 +36,7 @@ class Candidate:
 
     num_ranks: number of worker processes.
     least_bytes: the least memory that a device needs.
-    forecast: the estimated memory; None where the device surely has enough.
+    memory: as estimated; None where the device surely has enough.
     step_s: predicted seconds of a step; None where nothing is known of the devices.
     is_rough: whether `step_s` follows from the operations of code that is not built in, which may take longer.
     launch_share: the predicted part of a step that more rows would not lengthen, such as launching operators.
@@ -49,7 +49,7 @@ class Candidate:
     num_devices: int
     num_ranks: int
     least_bytes: int
-    forecast: Forecast | None = None
+    memory: MemoryEstimate | None = field(default=None, metadata={"key": "forecast"})
     step_s: float | None = None
     is_rough: bool = field(default=False, metadata=SINCE_LATER)
     launch_share: float = field(default=0.0, metadata=SINCE_LATER)

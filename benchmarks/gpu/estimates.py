@@ -127,8 +127,8 @@ def compare(arguments):
                 except RuntimeError as error:
                     print(f"{job.name}: {candidate.technique} {candidate.config}: {error}", file=sys.stderr)
                     continue
-                predicted = {"step_s": candidate.step_s, "device_bytes": candidate.forecast.device_bytes}
-                predicted["source"] = candidate.forecast.source
+                predicted = {"step_s": candidate.step_s, "device_bytes": candidate.memory.device_bytes}
+                predicted["source"] = candidate.memory.source
                 option = {"technique": candidate.technique, "config": dict(candidate.config)}
                 rows.append({"job": job.name, **option, "predicted": predicted, "measured": measured})
                 rows[-1]["preflight_s"] = preflight_s
@@ -144,7 +144,7 @@ def drawn(candidates, number):
     for candidate in candidates:
         groups.setdefault(candidate.technique, []).append(candidate)
     for group in groups.values():
-        ends = [min(group, key=lambda c: c.step_s or 0.0), min(group, key=lambda c: c.forecast.device_bytes)]
+        ends = [min(group, key=lambda c: c.step_s or 0.0), min(group, key=lambda c: c.memory.device_bytes)]
         mine = [c for i, c in enumerate(ends) if c not in ends[:i]]
         rest = [candidate for candidate in group if candidate not in mine]
         chosen += mine + draw.sample(rest, max(min(number - len(mine), len(rest)), 0))

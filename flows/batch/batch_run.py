@@ -76,26 +76,26 @@ class BatchRun(ABC):
     def profile(self) -> ProfilingResult:
         """Returns the options of the jobs that are left. Raises InputError if jobs cannot take a step."""
         began_s = time.monotonic()
-        profiles = self._profile_jobs()
-        report_refusals(profiles, view=self.view)
-        self.journal.put(PREFLIGHTS, to_json(distinct(profiles.preflights)))
+        profiling = self._profile_jobs()
+        report_refusals(profiling, view=self.view)
+        self.journal.put(PREFLIGHTS, to_json(distinct(profiling.preflights)))
         if self._is_due:
-            cost = ProfilingCost(num_trials=profiles.num_trials, seconds=time.monotonic() - began_s)
+            cost = ProfilingCost(num_trials=profiling.num_trials, seconds=time.monotonic() - began_s)
             self.journal.put(PROFILING, to_json(cost))
         if self._scheduler is not None:
-            profiles = replace(profiles, jobs=self._scheduler.with_rungs(profiles.jobs))
-        return replace(profiles, faults=with_orphans(profiles.jobs, profiles.faults))
+            profiling = replace(profiling, jobs=self._scheduler.with_rungs(profiling.jobs))
+        return replace(profiling, faults=with_orphans(profiling.jobs, profiling.faults))
 
     @abstractmethod
     def _profile_jobs(self) -> ProfilingResult:
         """Measures or predicts the options of the jobs that are left."""
 
     @abstractmethod
-    def begin(self, profiles: ProfilingResult) -> None:
+    def begin(self, profiling: ProfilingResult) -> None:
         """Records the jobs, and gets the devices that they will run on."""
 
     @abstractmethod
-    def make_plan(self, profiles: ProfilingResult) -> PlanUpdate | None:
+    def make_plan(self, profiling: ProfilingResult) -> PlanUpdate | None:
         """Returns the plan of the jobs that are left; None where no job is left to be planned."""
 
     @abstractmethod
@@ -106,9 +106,9 @@ class BatchRun(ABC):
     def execute(self, plan: PlanUpdate | None) -> Mapping[str, JobRecord]:
         """Has the jobs trained, evaluated and recorded until all have ended; returns their records."""
 
-    def evaluate(self, profiles: ProfilingResult, records: Mapping[str, JobRecord]) -> BatchResult:
+    def evaluate(self, profiling: ProfilingResult, records: Mapping[str, JobRecord]) -> BatchResult:
         """Returns how the jobs and the plan have done since the run was started or resumed."""
-        return collect(self.batch, self.journal, records, profiles.refused)
+        return collect(self.batch, self.journal, records, profiling.refused)
 
     def record(self, result: BatchResult) -> BatchResult:
         """Records the result, and waits until all is written; returns it with the URIs of the models."""
@@ -121,10 +121,10 @@ class BatchRun(ABC):
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _begin_records(self, profiles: ProfilingResult, devices: Sequence[str]) -> None:
-        jobs = {job.name: job for job in (*self.batch.jobs, *profiles.jobs)}
+    def _begin_records(self, profiling: ProfilingResult, devices: Sequence[str]) -> None:
+        jobs = {job.name: job for job in (*self.batch.jobs, *profiling.jobs)}
         self._recorder.begin(
-            JobsToRecord(jobs=jobs, preflights=profiles.preflights, profiles=profiles.profiles),
+            JobsToRecord(jobs=jobs, preflights=profiling.preflights, profiles=profiling.profiles),
             devices=devices,
             num_trials=(self.journal.read(PROFILING, ProfilingCost) or ProfilingCost()).num_trials,
         )

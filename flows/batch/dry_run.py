@@ -19,7 +19,7 @@ from ringmaster.flows.batch.context import NodeContext, open_node_context, profi
 from ringmaster.flows.batch.local_run import PLANNING_WORK_S
 from ringmaster.flows.batch.result import are_measured, report_refusals
 from ringmaster.flows.batch.run_folder import folder_to_resume, resumed_batch
-from ringmaster.flows.batch.run_options import Profiles
+from ringmaster.flows.batch.run_options import ProfilingMode
 from ringmaster.flows.caller import Caller
 from ringmaster.flows.dated_runs import stamped_folder
 from ringmaster.flows.pool.batch_requests import check_terms
@@ -225,7 +225,7 @@ class DryRun:
 
 
 def dry_run(
-    batch: Batch, *, profiles: Profiles = "predict", seed: int = 0, is_resumed: bool = False, caller: Caller
+    batch: Batch, *, profiles: ProfilingMode = "predict", seed: int = 0, is_resumed: bool = False, caller: Caller
 ) -> DryRun:
     """Plans a batch for this machine or, if it belongs to a pool, for an otherwise idle pool.
 

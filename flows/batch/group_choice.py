@@ -51,7 +51,7 @@ class ChosenGroups:
 
 
 def choose_job_groups(
-    profiles: ProfilingResult,
+    profiling: ProfilingResult,
     *,
     jobs: Sequence[Job],
     name: str,
@@ -75,13 +75,13 @@ def choose_job_groups(
     # A job trains alone since its group was divided, or since it left the group.
     alone = {name for name, record in records.items() if record.parted or record.left_group}
     may_join = {job.name for job in left if (goals or {}).get(job.name) != 0} - alone
-    groups = _candidates(profiles.groups, may_join)
+    groups = _candidates(profiling.groups, may_join)
     if not groups:
         return ChosenGroups()
     problem = add_terms(
         planning_problem(
             left,
-            profiles.profiles,
+            profiling.profiles,
             cluster,
             name=name,
             steps_done={name: record.step for name, record in records.items()},

@@ -213,7 +213,7 @@ class LocalRun(BatchRun):
         given_up = {name for name in ended if records[name].status in (JobStatus.FAILED, JobStatus.CANCELLED)}
         left = [job for job in self.batch.jobs if job.name not in of_ended.keys() | given_up]
         try:
-            profiles = profile_jobs(
+            profiling = profile_jobs(
                 [known[job.name].settled(job) if job.name in known else job for job in left],
                 environment=node_context.environment,
                 cluster=node_context.cluster,
@@ -227,13 +227,13 @@ class LocalRun(BatchRun):
             )
         except UntrainableJobs as error:
             raise InputError([f"job {name}: {why}" for name, why in error.faults.items()]) from error
-        profiles = profiles.with_ended(of_ended, jobs=self.batch.jobs)
-        for name, why in with_orphans(profiles.jobs, profiles.faults).items():
+        profiling = profiling.with_ended(of_ended, jobs=self.batch.jobs)
+        for name, why in with_orphans(profiling.jobs, profiling.faults).items():
             report_failure(name, why)
         self._load = node_context.load()
-        return profiled_at(profiles, self._load)
+        return profiled_at(profiling, self._load)
 
-    def begin(self, profiles: ProfilingResult) -> None:
+    def begin(self, profiling: ProfilingResult) -> None:
         """Opens the engine, and records the jobs. From here on, however the run is left, what has happened is recorded.
 
         The segments will run on the engine that RINGMASTER_ENGINE names, by default this machine's.
@@ -250,22 +250,22 @@ class LocalRun(BatchRun):
         self._engine = self._stack.enter_context(closing(engine))
         nodes = self._engine.nodes()
         self._cluster = Cluster(nodes=tuple(Node(name=node.name, devices=node.devices) for node in nodes))
-        self._totals = {job.name: job.total_steps for job in profiles.jobs}
+        self._totals = {job.name: job.total_steps for job in profiling.jobs}
         with input_errors(LedgerError, about="the batch cannot be recorded, so it is not trained: "):
-            self._begin_records(profiles, tuple(self._cluster.lease_names().values()))
-        self._stack.callback(self._record_interrupted, profiles)
+            self._begin_records(profiling, tuple(self._cluster.lease_names().values()))
+        self._stack.callback(self._record_interrupted, profiling)
         if self._is_due:
-            begin_jobs(self.journal, (*self.batch.jobs, *added_jobs(self.journal.jobs())), faults=profiles.faults)
+            begin_jobs(self.journal, (*self.batch.jobs, *added_jobs(self.journal.jobs())), faults=profiling.faults)
         records = self.journal.jobs()
         # Where all jobs had ended, a process that died may not have recorded the ends of those that are not done.
         self._failures = [
             JobEnded(record=records[name])
-            for name in (profiles.faults if self._is_due else records)
+            for name in (profiling.faults if self._is_due else records)
             if records[name].status in ENDED and records[name].status != JobStatus.DONE
         ]
         for event in self._failures:
             self._recorder.listen(event)
-        jobs = [job for job in profiles.jobs if job.name not in profiles.faults]
+        jobs = [job for job in profiling.jobs if job.name not in profiling.faults]
         if self._scheduler is not None:
             self._scheduler.begin(self.journal, jobs, num_slots=len(self._cluster.devices))
             changes = self._scheduler.record_changes()
@@ -274,7 +274,7 @@ class LocalRun(BatchRun):
                 SteeredBatch(
                     journal=self.journal,
                     jobs=jobs,
-                    profiles=profiles.profiles,
+                    profiles=profiling.profiles,
                     paths=self._run_paths,
                     notice=self.view.notice,
                 )
@@ -283,16 +283,16 @@ class LocalRun(BatchRun):
         for name, its in changes.items():
             self.journal.write_job(name, **its)
 
-    def make_plan(self, profiles: ProfilingResult) -> PlanUpdate | None:
+    def make_plan(self, profiling: ProfilingResult) -> PlanUpdate | None:
         """Chooses the groups of jobs to train together, and plans what is left.
 
         Raises ProblemError if no plan meets the deadlines of a new batch.
         """
-        self.view.notice(f"planning {counted(len(profiles.jobs), 'job')}")
+        self.view.notice(f"planning {counted(len(profiling.jobs), 'job')}")
         records = self.journal.jobs()
         self._groups = choose_job_groups(
-            profiles,
-            jobs=[job for job in profiles.jobs if job.name not in profiles.faults],
+            profiling,
+            jobs=[job for job in profiling.jobs if job.name not in profiling.faults],
             name=self.batch.name,
             cluster=self._cluster,
             records=records,
@@ -303,7 +303,7 @@ class LocalRun(BatchRun):
             seed=self._seed,
         )
         self._job_table = JobTable(self.journal)
-        self._job_table.add(self._job_entries(profiles))
+        self._job_table.add(self._job_entries(profiling))
         begins_s, jobs = time.time(), self._job_table.left()
         if not jobs:
             return None
@@ -381,25 +381,25 @@ class LocalRun(BatchRun):
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _record_interrupted(self, profiles: ProfilingResult) -> None:
+    def _record_interrupted(self, profiling: ProfilingResult) -> None:
         """Records what has happened in a run that did not reach its last step."""
         if not self._is_closed:
-            result = self._close_records(self.evaluate(profiles, self.journal.jobs()))
+            result = self._close_records(self.evaluate(profiling, self.journal.jobs()))
             for fault in result.faults:
                 self.view.notice(f"not recorded: {fault}")
 
-    def _job_entries(self, profiles: ProfilingResult) -> list[JobTableEntry]:
+    def _job_entries(self, profiling: ProfilingResult) -> list[JobTableEntry]:
         """Returns the batch's jobs as the executor takes them."""
-        data = {name: preflight.data for name, preflight in profiles.preflights.items()}
-        jobs = {job.name: job for job in profiles.jobs}
+        data = {name: preflight.data for name, preflight in profiling.preflights.items()}
+        jobs = {job.name: job for job in profiling.jobs}
         return [
             JobTableEntry(
                 job_in_batch=job,
                 job=job,
-                profiles=profiles.profiles.get(job.name, ()),
+                profiles=profiling.profiles.get(job.name, ()),
                 paths=replace(self._run_paths, data=data),
                 group_profiles=self._groups.profiles.get(job.name, ()),
-                variants=variant_options(job, profiles.profiles),
+                variants=variant_options(job, profiling.profiles),
             )
             for job in (jobs.get(job.name, job) for job in self.batch.jobs)
         ]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Profiles = Literal["measure", "predict"]
+ProfilingMode = Literal["measure", "predict"]
 """What a plan without training does about runtimes that were never measured."""
 
 

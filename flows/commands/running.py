@@ -14,7 +14,7 @@ import typer
 
 from ringmaster.errors import InputError
 from ringmaster.flows import settings
-from ringmaster.flows.batch.run_options import Profiles, RunOptions
+from ringmaster.flows.batch.run_options import ProfilingMode, RunOptions
 from ringmaster.flows.interrupts import Interrupts
 from ringmaster.flows.output import (
     AsJson,
@@ -62,7 +62,7 @@ def run(
     ] = False,
     ask: Annotated[bool, typer.Option("--ask", help="Show the plan, and ask before anything is trained.")] = False,
     profiles: Annotated[
-        Profiles,
+        ProfilingMode,
         typer.Option(help="Predict unknown runtimes, as a run does, or measure them; with --dry-run and --ask."),
     ] = "predict",
     engine: Annotated[
@@ -108,7 +108,7 @@ def run(
 def _plan_only(
     batch: Batch,
     *,
-    profiles: Profiles,
+    profiles: ProfilingMode,
     seed: int,
     is_resumed: bool,
     is_result: bool,
@@ -134,7 +134,7 @@ def _plan_only(
 
 
 def estimate(
-    batch: Batch, *, profiles: Profiles, seed: int, is_resumed: bool = False, interrupts: Interrupts
+    batch: Batch, *, profiles: ProfilingMode, seed: int, is_resumed: bool = False, interrupts: Interrupts
 ) -> DryRun:
     """Plans a batch that is not trained, and shows the progress of that."""
     settings.prepare_environment(settings.home())

@@ -253,21 +253,21 @@ class PooledRun(BatchRun):
         store_facts(batch.jobs, journal)
         run_folder.checkpoint_root_of(journal, resume=False)
         batch, self._weights = run_folder.with_models(batch, ledger, journal, settings.home())
-        profiles = profile_on_pool(batch, key=self._run.id, database=self._run.database, caller=self._run.caller)
-        journal.put(IS_MEASURED, are_measured(profiles.profiles) and are_measured(profiles.groups))
-        return profiles
+        profiling = profile_on_pool(batch, key=self._run.id, database=self._run.database, caller=self._run.caller)
+        journal.put(IS_MEASURED, are_measured(profiling.profiles) and are_measured(profiling.groups))
+        return profiling
 
-    def begin(self, profiles: ProfilingResult) -> None:
+    def begin(self, profiling: ProfilingResult) -> None:
         """Submits the jobs, unless the pool has them already, and begins to record and to follow them."""
         run, submission = self._run, self._submission
         if submission is None:
-            submission = self._submit(profiles)
+            submission = self._submit(profiling)
             self.view.notice(f"{run.id} waits for its place in the pool's plan")
         self._kept_node.close()
         run_folder.mark_started(self.batch, settings.home())
         nodes = NodeRegistry(run.database).all()
         run.journal.put(FLOW_RUN_PAGE, flow_run_page())
-        self._begin_records(profiles, [f"{node.name}:{n}" for node in nodes for n in range(len(node.devices))])
+        self._begin_records(profiling, [f"{node.name}:{n}" for node in nodes for n in range(len(node.devices))])
         self._follower = self._stack.enter_context(
             followed_batch(
                 run,
@@ -279,7 +279,7 @@ class PooledRun(BatchRun):
         )
         self._listener_faults = self._follower.listener_faults
 
-    def make_plan(self, profiles: ProfilingResult) -> PlanUpdate | None:
+    def make_plan(self, profiling: ProfilingResult) -> PlanUpdate | None:
         """Waits until the pool's controller has a plan with the batch; returns None if it has ended without one."""
         return self._follower.follow_to_plan()
 
@@ -297,10 +297,10 @@ class PooledRun(BatchRun):
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _submit(self, profiles: ProfilingResult) -> Submission:
+    def _submit(self, profiling: ProfilingResult) -> Submission:
         """Chooses the groups of jobs to train together, and submits the jobs to the pool."""
         run, batch, journal, scheduler = self._run, self.batch, self.journal, self._scheduler
-        jobs = tuple(job for job in profiles.jobs if job.name not in profiles.faults)
+        jobs = tuple(job for job in profiling.jobs if job.name not in profiling.faults)
         if scheduler is not None:
             scheduler.begin(journal, jobs, num_slots=num_devices(run))
             changes = scheduler.record_changes()
@@ -308,7 +308,7 @@ class PooledRun(BatchRun):
             changes = {name: {"goal": goal} for name, goal in first_goals(jobs, known={}).items()}
         records = {name: changed(JobRecord(name=name), its) for name, its in changes.items()}
         groups = choose_job_groups(
-            profiles,
+            profiling,
             jobs=jobs,
             name=batch.name,
             cluster=Cluster(
@@ -331,11 +331,11 @@ class PooledRun(BatchRun):
             id=run.id,
             name=batch.name,
             jobs=jobs,
-            profiles={each.name: profiles.profiles[each.name] for job in jobs for each in job.with_variants()},
+            profiles={each.name: profiling.profiles[each.name] for job in jobs for each in job.with_variants()},
             folder=str(run.folder),
             cache_dir=str(settings.home() / "cache"),
             terms=terms,
-            data={job.name: profiles.preflights[job.name].data for job in jobs},
+            data={job.name: profiling.preflights[job.name].data for job in jobs},
             weights={name: str(folder) for name, folder in self._weights.items()},
             import_paths=(str(batch.folder),),
             checkpoint_every_s=self._options.checkpoint_every_s,
@@ -347,7 +347,7 @@ class PooledRun(BatchRun):
         )
         store_weights(submission)
         check_cancelled(run)
-        run.submissions.submit(submission, failed=profiles.faults, records=records)
+        run.submissions.submit(submission, failed=profiling.faults, records=records)
         if not jobs:
             run.submissions.end(run.id)
         return submission

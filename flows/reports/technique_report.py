@@ -125,10 +125,10 @@ def print_technique_report(report: TechniqueReport) -> None:
         for header in ("GiB a device", "GiB of host a device", "step"):
             table.add_column(header, justify="right")
         for c in candidates:
-            forecast = c.forecast
-            device_bytes = c.least_bytes if forecast is None else forecast.device_bytes
-            host_bytes = 0 if forecast is None else forecast.host_bytes
-            sign = "" if forecast is not None and forecast.source == "rehearsed" else "> " if forecast is None else "~ "
+            memory = c.memory
+            device_bytes = c.least_bytes if memory is None else memory.device_bytes
+            host_bytes = 0 if memory is None else memory.host_bytes
+            sign = "" if memory is not None and memory.source == "rehearsed" else "> " if memory is None else "~ "
             step = "" if c.step_s is None or quickest_s is None else f"{c.step_s / quickest_s:.2f}"
             row = [c.technique, str(c.num_devices), _knobs(c.config), f"{sign}{device_bytes / 2**30:.2f}"]
             table.add_row(*row, f"{host_bytes / 2**30:.2f}" if host_bytes else "", step)

@@ -95,7 +95,7 @@ class GroupLayout:
         """
         if (candidate := self.candidate(job, preflight)) is None:
             return None
-        needed = candidate.least_bytes if candidate.forecast is None else candidate.forecast.device_bytes
+        needed = candidate.least_bytes if candidate.memory is None else candidate.memory.device_bytes
         own = needed - self.base_bytes(preflight.facts)
         if self.base == SHARDED:  # a job that runs alone has its adapter sharded too
             state = WEIGHT_BYTES + GRADIENT_BYTES + OPTIMIZER_STATE_BYTES[job.optimizer.name]

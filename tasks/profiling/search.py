@@ -455,7 +455,7 @@ def _note(
 
 
 def _profile(candidate: Candidate, *, startup_s: float, num_nodes: int = 1) -> Profile:
-    forecast = candidate.forecast
+    memory = candidate.memory
     return Profile(
         technique=candidate.technique,
         config=candidate.config,
@@ -463,7 +463,7 @@ def _profile(candidate: Candidate, *, startup_s: float, num_nodes: int = 1) -> P
         num_ranks=candidate.num_ranks,
         num_nodes=num_nodes,
         step_s=GUESSED_STEP_S if candidate.step_s is None else candidate.step_s,
-        peak_bytes=candidate.least_bytes if forecast is None else forecast.device_bytes,
+        peak_bytes=candidate.least_bytes if memory is None else memory.device_bytes,
         startup_s=startup_s,
         save_s=candidate.save_s or 0.0,
         evaluate_s=candidate.evaluate_s or 0.0,

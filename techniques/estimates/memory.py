@@ -31,7 +31,7 @@ from ringmaster.techniques.loss import loss_function
 from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.models.facts import FP32_BYTES, model_facts
 from ringmaster.techniques.models.model_folders import teacher_model
-from ringmaster.techniques.preflight_result import ARITHMETIC, FROM_META_STEP, Forecast
+from ringmaster.techniques.preflight_result import ARITHMETIC, FROM_META_STEP, MemoryEstimate
 from ringmaster.techniques.probing.probe import source_state, source_states
 from ringmaster.techniques.technique import OPTIMIZER_STATE_BYTES, WEIGHT_BYTES, Config, GangShape, Technique
 
@@ -190,7 +190,7 @@ class Workload:
 Choice = tuple[Technique, Config, GangShape]
 
 
-def forecast_memory(workload: Workload, choices: Sequence[Choice]) -> list[Forecast]:
+def predict_memory(workload: Workload, choices: Sequence[Choice]) -> list[MemoryEstimate]:
     """Returns the bytes of device and host memory that each choice will need, and how they were determined.
 
     Where the step of a technique or model cannot be estimated, the technique's own arithmetic gives the state. The
@@ -206,7 +206,7 @@ def forecast_memory(workload: Workload, choices: Sequence[Choice]) -> list[Forec
         estimates = estimate_ranks(group, num_layers=num_layers, at_once=workload.at_once, until_s=workload.until_s)
         results |= {id(scene): result for scene, result in zip(group, estimates, strict=True)}
     return [
-        _forecast(workload, choice, [results[id(scene)] for scene in own_scenes])
+        _memory_estimate(workload, choice, [results[id(scene)] for scene in own_scenes])
         for choice, own_scenes in zip(choices, scenes, strict=True)
     ]
 
@@ -232,7 +232,9 @@ def sharding(axes: Mapping[str, int]) -> int:
     return axes.get("dp_shard", 1) * axes.get("dp_expert", 1) * axes.get("tp", 1) * axes.get("pp", 1)
 
 
-def _forecast(workload: Workload, choice: Choice, results: Sequence[RankEstimate | EstimateError]) -> Forecast:
+def _memory_estimate(
+    workload: Workload, choice: Choice, results: Sequence[RankEstimate | EstimateError]
+) -> MemoryEstimate:
     technique, config, shape = choice
     host_bytes = technique.host_memory(workload.job, shape, config, workload.facts)
     estimated = [result for result in results if isinstance(result, RankEstimate)]
@@ -240,12 +242,12 @@ def _forecast(workload: Workload, choice: Choice, results: Sequence[RankEstimate
         device_bytes = max(max(r.peaks.values()) for r in estimated) + (CUBLAS_BYTES if shape.kind == "gpu" else 0)
         least = technique.estimate_memory(workload.job, shape, config, workload.facts) if host_bytes else 0
         saved = [_copied_bytes(workload, choice) if r.saved_bytes is None else r.saved_bytes for r in estimated]
-        return Forecast(
+        return MemoryEstimate(
             device_bytes=max(device_bytes, least), host_bytes=host_bytes + max(saved), source=FROM_META_STEP
         )
     message = next(result.message for result in results if isinstance(result, EstimateError))
     device_bytes, host_bytes = _by_arithmetic(workload, choice), host_bytes + _copied_bytes(workload, choice)
-    return Forecast(device_bytes=device_bytes, host_bytes=host_bytes, source=ARITHMETIC, message=message)
+    return MemoryEstimate(device_bytes=device_bytes, host_bytes=host_bytes, source=ARITHMETIC, message=message)
 
 
 def _copied_bytes(workload: Workload, choice: Choice) -> int:

@@ -23,9 +23,9 @@ from ringmaster.techniques.estimates.memory import (
     copies_reference,
     data_parallel,
     estimate_alone,
-    forecast_memory,
     kept_bytes_a_row,
     num_outlined_rows,
+    predict_memory,
     sharding,
 )
 from ringmaster.techniques.job import DISTILLED, Job
@@ -33,7 +33,7 @@ from ringmaster.techniques.loss import CAUSAL, functions_of, loss_function
 from ringmaster.techniques.model_facts import ModelFacts
 from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.models.model_folders import teacher_model
-from ringmaster.techniques.preflight_result import ARITHMETIC, Candidate, Forecast, PreflightOrder, Refusal
+from ringmaster.techniques.preflight_result import ARITHMETIC, Candidate, MemoryEstimate, PreflightOrder, Refusal
 from ringmaster.techniques.probing.probe import code_of_steps
 from ringmaster.techniques.processes.order import Slot
 from ringmaster.techniques.technique import WEIGHT_BYTES, Config, GangShape, Technique
@@ -288,20 +288,20 @@ class Estimator:
         too_large = [(self._refusal(technique, shape, c, n), n) for c, n in every if n > shape.memory_bytes]
         in_doubt = [config for config, least in listed if self._is_doubtful(technique, config, shape, least)]
         choices = [(technique, config, shape) for config in in_doubt]
-        forecasts = dict(zip(map(digest, in_doubt), forecast_memory(self._workload, choices), strict=True))
+        memory_of = dict(zip(map(digest, in_doubt), predict_memory(self._workload, choices), strict=True))
         candidates = []
         for config, least in listed:
-            forecast = forecasts.get(digest(config))
-            if forecast is not None:  # the estimate is of the job without its adaptation
+            memory = memory_of.get(digest(config))
+            if memory is not None:  # the estimate is of the job without its adaptation
                 extra_bytes = self._adaptation_bytes(config) + (
-                    self._reference_bytes if forecast.source == ARITHMETIC else 0
+                    self._reference_bytes if memory.source == ARITHMETIC else 0
                 )
-                forecast = replace(forecast, device_bytes=forecast.device_bytes + extra_bytes)
-            if forecast is not None and forecast.device_bytes > shape.memory_bytes:
-                needed = forecast.device_bytes
+                memory = replace(memory, device_bytes=memory.device_bytes + extra_bytes)
+            if memory is not None and memory.device_bytes > shape.memory_bytes:
+                needed = memory.device_bytes
                 too_large.append((self._refusal(technique, shape, config, needed), needed))
             else:
-                candidates.append(self._candidate(technique, config, shape, least, forecast))
+                candidates.append(self._candidate(technique, config, shape, least, memory))
         return candidates, too_large
 
     def _configs(self, technique: Technique, shape: GangShape) -> Iterator[Config]:
@@ -380,7 +380,7 @@ class Estimator:
         return share * int(config["micro_batch"]) * self._outline.kept_bytes
 
     def _candidate(
-        self, technique: Technique, config: Config, shape: GangShape, least_bytes: int, forecast: Forecast | None
+        self, technique: Technique, config: Config, shape: GangShape, least_bytes: int, memory: MemoryEstimate | None
     ) -> Candidate:
         step_s, num_ranks = self._step_s(technique, config, shape), technique.num_ranks(shape)
         return Candidate(
@@ -389,7 +389,7 @@ class Estimator:
             num_devices=shape.num_devices,
             num_ranks=num_ranks,
             least_bytes=least_bytes,
-            forecast=forecast,
+            memory=memory,
             step_s=step_s,
             is_rough=step_s is not None and self._measured is None and self._is_of_own_code,
             launch_share=self._launch_share(step_s, num_ranks=num_ranks),

@@ -26,7 +26,7 @@ from ringmaster.techniques.data_source import PreparedData
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.models.build import build_model, skeleton
 from ringmaster.techniques.models.model_folders import few
-from ringmaster.techniques.training.bound_loss import Batch, BoundLoss, SumAndCount, bind_loss
+from ringmaster.techniques.training.bound_loss import BoundLoss, SampleTensors, SumAndCount, bind_loss
 from ringmaster.techniques.training.dropout import current
 
 NUM_SAMPLES, COUNT = "samples", "count"
@@ -120,7 +120,7 @@ class CompositeModel(nn.Module):
         return outputs
 
 
-def rows_of_part(batch: Batch, index: int) -> dict[str, Tensor]:
+def rows_of_part(batch: SampleTensors, index: int) -> dict[str, Tensor]:
     """Returns the rows of one model in a composite batch, as its job alone would have them: {NAME: [rows, ...]}."""
     prefix = f"part{index}."
     return {k.removeprefix(prefix): value.flatten(0, 1) for k, value in batch.items() if k.startswith(prefix)}
@@ -144,7 +144,7 @@ class CompositeLoss(BoundLoss):
         """Returns the loss of jobs."""
         return cls(compute=None, inputs=None, parts=tuple(parts), weights=tuple(weights), names=tuple(names))
 
-    def __call__(self, output: Any, batch: Batch) -> SumAndCount:
+    def __call__(self, output: Any, batch: SampleTensors) -> SumAndCount:
         """Returns the batch's summand of the loss times the number of samples of the global batch, and its samples.
 
         Raises ValueError where a job has no label in the global batch, or its labels do not determine its count.
@@ -176,7 +176,7 @@ class CompositeLoss(BoundLoss):
         of_parts = (f"{i}.{name}" for i, part in enumerate(self.parts) for name in (COUNT, *part.total_names))
         return NUM_SAMPLES, *of_parts
 
-    def totals(self, batch: Batch) -> Mapping[str, float]:
+    def totals(self, batch: SampleTensors) -> Mapping[str, float]:
         """Returns this batch's summands."""
         result = {NUM_SAMPLES: float(len(next(iter(batch.values()))))}
         for index, part in enumerate(self.parts):

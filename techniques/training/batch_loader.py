@@ -29,8 +29,6 @@ from ringmaster.techniques.training.dropout import torchs_own_draws
 SLOW_S = 2e-3
 """The seconds of a load from which the next one is loaded ahead: many times those of handing it to a thread."""
 
-Batch = dict[str, Tensor]
-
 
 @dataclass(frozen=True, kw_only=True)
 class RowsRequest:
@@ -53,7 +51,7 @@ class BatchLoader:
         # pickled, CUDA cannot be forked, and shared memory is small in containers.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="batch-loader")
         self._following: Iterator[RowsRequest] = iter(())
-        self._ahead: tuple[RowsRequest, Future[tuple[Batch, float]]] | None = None
+        self._ahead: tuple[RowsRequest, Future[tuple[dict[str, Tensor], float]]] | None = None
         self._num_slow = 0  # loads in succession
         self._is_thread_safe = True
         self._generators: Any = None  # their states when they were seeded last, where loads are slow
@@ -75,7 +73,7 @@ class BatchLoader:
         *,
         seed: Callable[[], object] | None = None,
         seed_sample: Callable[[int], object] | None = None,
-    ) -> Batch:
+    ) -> dict[str, Tensor]:
         """Returns a batch: {name: [rows, ...]}. Raises what the data set raises.
 
         seed: seeds the generators for the batch. seed_sample: does so for each sample, by its place in the batch, where
@@ -114,7 +112,7 @@ class BatchLoader:
             self._compare_generators()
         self._generators = None
 
-    def _take(self, request: RowsRequest) -> Batch | None:
+    def _take(self, request: RowsRequest) -> dict[str, Tensor] | None:
         """Returns the batch that was loaded ahead; None where there is none, or it may differ."""
         if self._ahead is None:
             return None
@@ -130,7 +128,7 @@ class BatchLoader:
 
     def _load(
         self, request: RowsRequest, *, before_each: Callable[[int], object] | None = None, pins: bool = False
-    ) -> tuple[Batch, float]:
+    ) -> tuple[dict[str, Tensor], float]:
         """Returns a batch and the seconds that it took."""
         started_s = time.perf_counter()
         with torchs_own_draws():

@@ -7,11 +7,11 @@ from ringmaster.techniques.data import Dataset, Indices, fetch
 from ringmaster.techniques.data.samples import PaddedDataset
 from ringmaster.techniques.processes.ranks import RankContext
 from ringmaster.techniques.technique import Technique, data_parallel_size
-from ringmaster.techniques.training.bound_loss import Batch, BoundLoss
+from ringmaster.techniques.training.bound_loss import BoundLoss, SampleTensors
 
 Chunk = tuple[Sequence[int], bool, int | None]
 """The rows of a forward pass, whether they count, and the width of their global batch."""
-Run = Callable[[dict[str, Any]], tuple[Any, Batch]]
+Run = Callable[[dict[str, Any]], tuple[Any, SampleTensors]]
 """Returns the model's output for a batch, None on ranks without one, and the batch with what its loss compares."""
 
 

@@ -36,7 +36,8 @@ from ringmaster.techniques.metric import IGNORED
 from ringmaster.techniques.model_facts import CTC_SUFFIX, is_causal_name
 from ringmaster.techniques.models.layers import DROPOUTS
 
-Batch = Mapping[str, Tensor]
+SampleTensors = Mapping[str, Tensor]
+"""What a forward pass or a loss reads: the tensors of samples by name, such as `input_ids` and `labels`."""
 SumAndCount = tuple[Tensor, Tensor | int]
 REFERENCE = "reference_log_probabilities"
 """The entry of a batch with what its loss compares, under initial weights or a teacher's; [rows, 2] for pairs."""
@@ -72,16 +73,16 @@ class BoundLoss:
     arrange: makes the model's inputs of entries of a batch, where a feature knows that it takes them in another form.
     """
 
-    compute: Callable[[Any, Batch], SumAndCount] | None
+    compute: Callable[[Any, SampleTensors], SumAndCount] | None
     inputs: frozenset[str] | None
     shifted: bool = False
     is_models: bool = False
     is_of_classes: bool = False
     base: str | None = None
     function: LossFunction | None = None
-    arrange: Callable[[Batch], dict[str, Tensor]] = dict
+    arrange: Callable[[SampleTensors], dict[str, Tensor]] = dict
 
-    def __call__(self, output: Any, batch: Batch) -> SumAndCount:
+    def __call__(self, output: Any, batch: SampleTensors) -> SumAndCount:
         """Returns (sum, count) of a batch; the sum is a differentiable fp32 scalar."""
         assert self.compute is not None
         return self.compute(output, batch)
@@ -91,7 +92,7 @@ class BoundLoss:
         """The numbers of a global batch that `given` takes; mostly there are none."""
         return () if self.function is None else self.function.total_names
 
-    def num_counted(self, batch: Batch) -> Tensor | int:
+    def num_counted(self, batch: SampleTensors) -> Tensor | int:
         """Returns the count of a batch if its labels determine it; otherwise the number of its rows."""
         if self.compute is next_token_loss:
             return (next_tokens(batch) != IGNORED).sum()
@@ -99,7 +100,7 @@ class BoundLoss:
             return (labels_of(batch) != IGNORED).sum()
         return len(next(iter(batch.values())))
 
-    def predictions(self, output: Any, batch: Batch) -> tuple[Tensor | None, Tensor | None]:
+    def predictions(self, output: Any, batch: SampleTensors) -> tuple[Tensor | None, Tensor | None]:
         """Returns the logits, and the label that each position predicts: [rows, ..., classes] and [rows, ...]."""
         labels = batch.get("labels")
         # A user's loss of a language model may read labels of rows instead of tokens.
@@ -107,11 +108,11 @@ class BoundLoss:
             labels = next_tokens(batch)
         return logits_of(output), labels
 
-    def written(self, output: Any, batch: Batch) -> list[list[int]] | None:
+    def written(self, output: Any, batch: SampleTensors) -> list[list[int]] | None:
         """Returns the tokens that the model writes to each row, where its output alone determines them; else None."""
         return None
 
-    def is_known(self, batch: Batch) -> bool:
+    def is_known(self, batch: SampleTensors) -> bool:
         """Whether the loss of these rows can be computed: not where it compares with weights that are not there."""
         return True
 
@@ -120,7 +121,7 @@ class BoundLoss:
         """Whether `by_row` gives each row's contribution, so that a part of the rows has the values that all have."""
         return self.compute in (next_token_loss, classification_loss)
 
-    def by_row(self, output: Any, batch: Batch) -> tuple[Tensor, Tensor] | None:
+    def by_row(self, output: Any, batch: SampleTensors) -> tuple[Tensor, Tensor] | None:
         """Returns each row's contribution to (sum, count), [rows] and [rows]; None where rows cannot be separated.
 
         A user's loss, or one that a model computes itself, may mix rows: call it with one row at a time.
@@ -139,22 +140,22 @@ class BoundLoss:
             return each.sum(1), torch.full_like(each[:, 0], each.shape[1])
         return CrossEntropy().by_row(logits, labels)
 
-    def rewards(self, output: Any, batch: Batch) -> Tensor | None:
+    def rewards(self, output: Any, batch: SampleTensors) -> Tensor | None:
         """Returns the rewards of the chosen and the rejected sequence of each pair, [rows, 2].
 
         Returns None for losses that have none, and where they are not known.
         """
         return None
 
-    def totals(self, batch: Batch) -> Mapping[str, float]:
+    def totals(self, batch: SampleTensors) -> Mapping[str, float]:
         """Returns this batch's summand of each of `total_names`."""
         return {}
 
-    def first_pass(self, batch: Batch, before: Batch) -> Batch | None:
+    def first_pass(self, batch: SampleTensors, before: SampleTensors) -> SampleTensors | None:
         """Returns the rows of a first forward, as `LossFunction.first_pass` does; mostly there are none."""
         return None if self.function is None else self.function.first_pass(batch, before)
 
-    def first_totals(self, output: Any, batch: Batch) -> Mapping[str, float]:
+    def first_totals(self, output: Any, batch: SampleTensors) -> Mapping[str, float]:
         """Returns what the rows of a first forward add to totals."""
         return {}
 
@@ -166,11 +167,11 @@ class BoundLoss:
         """Returns the number of each row that the model gets, of samples with these numbers."""
         return samples
 
-    def forward_inputs(self, batch: Batch) -> dict[str, Tensor]:
+    def forward_inputs(self, batch: SampleTensors) -> dict[str, Tensor]:
         """Returns the entries of `batch` for `forward`; labels only where the model itself computes the loss."""
         return self.arrange(self._entries(batch))
 
-    def _entries(self, batch: Batch) -> dict[str, Tensor]:
+    def _entries(self, batch: SampleTensors) -> dict[str, Tensor]:
         given = {name: value for name, value in batch.items() if self.inputs is None or name in self.inputs}
         if not given:
             raise ValueError(
@@ -180,7 +181,7 @@ class BoundLoss:
         return given
 
 
-def next_tokens(batch: Batch) -> Tensor:
+def next_tokens(batch: SampleTensors) -> Tensor:
     """Returns the label that each position predicts, [rows, tokens].
 
     The labels are shifted, which avoids a copy of the far larger logits. A batch of divided sequences contains its own
@@ -199,7 +200,7 @@ def logits_of(output: Any) -> Tensor | None:
     return logits if isinstance(logits, Tensor) else None
 
 
-def labels_of(batch: Batch) -> Tensor:
+def labels_of(batch: SampleTensors) -> Tensor:
     """Returns the labels of a batch. Raises ValueError, with a remedy, where it has none."""
     if "labels" not in batch:
         raise ValueError(
@@ -222,7 +223,7 @@ class BoundLossFunction(BoundLoss):
     model: nn.Module | None = None
     known: Mapping[str, float] | None = None
 
-    def __call__(self, output: Any, batch: Batch) -> SumAndCount:
+    def __call__(self, output: Any, batch: SampleTensors) -> SumAndCount:
         """Returns (sum, count) of a batch, which is a part of the global batch or, without `known`, all of it."""
         inputs = self._inputs(output, batch, totals=self.totals(batch) if self.known is None else self.known)
         sums, counts = self.function.row_sums(inputs)
@@ -233,7 +234,7 @@ class BoundLossFunction(BoundLoss):
         """Whether a row's loss depends on neither the other rows nor on numbers of the global batch."""
         return not self.function.mixes_rows and not self.function.total_names
 
-    def by_row(self, output: Any, batch: Batch) -> tuple[Tensor, Tensor] | None:
+    def by_row(self, output: Any, batch: SampleTensors) -> tuple[Tensor, Tensor] | None:
         """Returns the loss of each row as if it were alone, ([rows], [rows]); None where a row has no loss alone."""
         if self.function.mixes_rows:
             return None
@@ -241,7 +242,7 @@ class BoundLossFunction(BoundLoss):
         totals = {} if labels is None else self.function.totals(labels)
         return self.function.row_sums(self._inputs(output, batch, totals=totals))
 
-    def forward_inputs(self, batch: Batch) -> dict[str, Tensor]:
+    def forward_inputs(self, batch: SampleTensors) -> dict[str, Tensor]:
         """Returns the entries of `batch` for `forward`; of pairs and groups all sequences of each in turn."""
         added = (REFERENCE, *self.function.reads)
         given = self._entries({name: value for name, value in batch.items() if name not in added})
@@ -259,7 +260,7 @@ class BoundLossFunction(BoundLoss):
                 )
         return self.arrange({name: value.flatten(0, 1) for name, value in given.items()})
 
-    def predictions(self, output: Any, batch: Batch) -> tuple[Tensor | None, Tensor | None]:
+    def predictions(self, output: Any, batch: SampleTensors) -> tuple[Tensor | None, Tensor | None]:
         """Returns logits and labels; of pairs [rows, 2, tokens, vocabulary] and [rows, 2, tokens]; of groups alike."""
         sequences = self.function.num_sequences
         if sequences is None:
@@ -267,21 +268,21 @@ class BoundLossFunction(BoundLoss):
         logits = logits_of(output)
         return None if logits is None else logits.reshape(-1, sequences, *logits.shape[1:]), self._labels(batch)
 
-    def written(self, output: Any, batch: Batch) -> list[list[int]] | None:
+    def written(self, output: Any, batch: SampleTensors) -> list[list[int]] | None:
         """Returns what the loss reads of the output."""
         return self.function.written(self._inputs(output, batch, totals={}))
 
-    def is_known(self, batch: Batch) -> bool:
+    def is_known(self, batch: SampleTensors) -> bool:
         """Whether the batch has the log-probabilities that the loss compares with, if it compares."""
         return not self.function.compares or REFERENCE in batch
 
-    def rewards(self, output: Any, batch: Batch) -> Tensor | None:
+    def rewards(self, output: Any, batch: SampleTensors) -> Tensor | None:
         """Returns the rewards of each pair, [rows, 2]; None without rewards, or where they are not known."""
         if not self.is_known(batch):
             return None
         return self.function.rewards_of(self._inputs(output, batch, totals={}))
 
-    def totals(self, batch: Batch) -> Mapping[str, float]:
+    def totals(self, batch: SampleTensors) -> Mapping[str, float]:
         """Returns this batch's summands."""
         if not self.function.total_names:
             return {}
@@ -290,7 +291,7 @@ class BoundLossFunction(BoundLoss):
             raise ValueError(f"loss {self.function.name}: the samples have no labels. To fix: add them")
         return {name: float(each.sum()) for name, each in self.function.totals(labels).items()}
 
-    def first_totals(self, output: Any, batch: Batch) -> Mapping[str, float]:
+    def first_totals(self, output: Any, batch: SampleTensors) -> Mapping[str, float]:
         """Returns the sums of what the rows add; in fp64, in which sums of fp32 do not depend on their order."""
         summands = self.function.first_totals(self._inputs(output, batch, totals={}))
         return {name: float(each.double().sum()) for name, each in summands.items()}
@@ -304,12 +305,12 @@ class BoundLossFunction(BoundLoss):
         number = self.function.num_sequences
         return samples if number is None else [number * sample + i for sample in samples for i in range(number)]
 
-    def num_counted(self, batch: Batch) -> Tensor | int:
+    def num_counted(self, batch: SampleTensors) -> Tensor | int:
         """Returns the number of labels, of losses of each of them; the number of rows of others."""
         labels = self._labels(batch) if self.function.per_token else None
         return super().num_counted(batch) if labels is None else (labels != IGNORED).sum()
 
-    def _labels(self, batch: Batch) -> Tensor | None:
+    def _labels(self, batch: SampleTensors) -> Tensor | None:
         labels = batch.get("labels")
         if labels is None or self.kind != CAUSAL:
             return labels
@@ -317,7 +318,7 @@ class BoundLossFunction(BoundLoss):
             return next_tokens(batch)
         return functional.pad(labels[..., 1:], (0, 1), value=IGNORED)
 
-    def _inputs(self, output: Any, batch: Batch, *, totals: Mapping[str, float | Tensor]) -> LossInputs:
+    def _inputs(self, output: Any, batch: SampleTensors, *, totals: Mapping[str, float | Tensor]) -> LossInputs:
         logits, labels = self.predictions(output, batch)
         reference = batch.get(REFERENCE)
         return LossInputs(
@@ -332,7 +333,7 @@ class BoundLossFunction(BoundLoss):
         )
 
 
-def with_made_up_reference(loss: BoundLoss, batch: Batch) -> dict[str, Tensor]:
+def with_made_up_reference(loss: BoundLoss, batch: SampleTensors) -> dict[str, Tensor]:
     """Returns a batch with zeros for what a reference gives, for a step that only tries or times the loss."""
     if loss.function is None or loss.is_known(batch):
         return dict(batch)
@@ -418,12 +419,12 @@ def _bind_loss(
     return BoundLoss(compute=partial(_read_model_loss, spec.factory or name), inputs=inputs, is_models=True, base=base)
 
 
-def next_token_loss(output: Any, batch: Batch) -> SumAndCount:
+def next_token_loss(output: Any, batch: SampleTensors) -> SumAndCount:
     """Computes cross entropy of logits [rows, tokens, vocabulary] at each position with the label at the next."""
     return _cross_entropy(_logits(output), next_tokens(batch))
 
 
-def classification_loss(output: Any, batch: Batch) -> SumAndCount:
+def classification_loss(output: Any, batch: SampleTensors) -> SumAndCount:
     """Computes the loss of logits [rows, labels] or [rows, tokens, labels], which is selected as in `transformers`."""
     logits, labels = _logits(output), labels_of(batch)
     if logits.shape[-1] == 1:
@@ -441,7 +442,7 @@ def _cross_entropy(logits: Tensor, labels: Tensor) -> SumAndCount:
     return total, (labels != IGNORED).sum()
 
 
-def _read_model_loss(name: str, output: Any, batch: Batch) -> SumAndCount:
+def _read_model_loss(name: str, output: Any, batch: SampleTensors) -> SumAndCount:
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if not isinstance(loss, Tensor):
         raise ValueError(
@@ -452,7 +453,9 @@ def _read_model_loss(name: str, output: Any, batch: Batch) -> SumAndCount:
     return loss.float() * rows, rows
 
 
-def _call_loss_function(function: Callable[[Any, Batch], Any], name: str, output: Any, batch: Batch) -> SumAndCount:
+def _call_loss_function(
+    function: Callable[[Any, SampleTensors], Any], name: str, output: Any, batch: SampleTensors
+) -> SumAndCount:
     returned = function(output, batch)
     if not isinstance(returned, tuple) or len(returned) != 2 or not isinstance(returned[0], Tensor) or returned[0].ndim:
         raise ValueError(

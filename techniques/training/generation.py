@@ -27,8 +27,6 @@ SPEECH_INPUTS = frozenset({"input_features", "input_values"})
 MAX_START_TOKENS = 4
 """The most tokens before a text: start, language, task and that there are no timestamps."""
 
-Batch = dict[str, Tensor]
-
 
 @dataclass(frozen=True, kw_only=True)
 class WriterContext:
@@ -77,13 +75,13 @@ class SequenceWriter(ABC):
     def step_batches(
         self,
         model: nn.Module,
-        samples: Iterable[Batch],
+        samples: Iterable[dict[str, Tensor]],
         places: Sequence[Sequence[int]],
         *,
         seed: int,
         step: int,
         gather: Callable[[list[Tensor]], list[list[Tensor]]],
-    ) -> tuple[list[Batch], float | None]:
+    ) -> tuple[list[dict[str, Tensor]], float | None]:
         """Returns the micro-batches of a rank's share of a step, on the device, and the mean reward, if they have any.
 
         model: the whole model, as it is called by `generate`. samples: of each micro-batch. places: of these, in the
@@ -91,7 +89,9 @@ class SequenceWriter(ABC):
         """
 
     @abstractmethod
-    def held_out_batch(self, model: nn.Module, samples: Batch, *, seed: int, rows: Sequence[int]) -> Batch:
+    def held_out_batch(
+        self, model: nn.Module, samples: dict[str, Tensor], *, seed: int, rows: Sequence[int]
+    ) -> dict[str, Tensor]:
         """Returns what is evaluated of some held-out rows, with the same random numbers at every step."""
 
 

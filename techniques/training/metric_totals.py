@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ringmaster.techniques.data_source import PreparedData
 from ringmaster.techniques.metric import GatheredMetric, Metric, ModelMetric, Outputs, metrics_named
 from ringmaster.techniques.processes.gang_events import RowValues
-from ringmaster.techniques.training.bound_loss import Batch, BoundLoss
+from ringmaster.techniques.training.bound_loss import BoundLoss, SampleTensors
 
 if TYPE_CHECKING:
     from ringmaster.techniques.metric import Values
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def outputs_of(
     loss: BoundLoss,
     output: Any,
-    batch: Batch,
+    batch: SampleTensors,
     *,
     losses: tuple[Tensor, Tensor] | None,
     data: PreparedData | None = None,
@@ -128,7 +128,7 @@ class MetricTotals:
     def add(
         self,
         output: Any,
-        batch: Batch,
+        batch: SampleTensors,
         *,
         rows: Sequence[int] | None = None,
         written: Sequence[Sequence[int]] | None = None,

@@ -66,7 +66,7 @@ class ReferenceModel:
             output = self.model(**self._loss.forward_inputs(batch))
         return self._completed(batch, output)
 
-    def _completed(self, batch: bound_loss.Batch, output: Any) -> dict[str, Tensor]:
+    def _completed(self, batch: bound_loss.SampleTensors, output: Any) -> dict[str, Tensor]:
         logits, labels = self._loss.predictions(output, batch)
         if logits is None or labels is None:
             raise ValueError("loss: the model gives no logits, or the samples no labels. To fix: give both")

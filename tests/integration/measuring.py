@@ -6,7 +6,7 @@ from torch.distributed import ProcessGroup, ProcessGroupGloo, distributed_c10d
 from ringmaster.codec import from_json, to_json
 from ringmaster.techniques import registry
 from ringmaster.techniques.checkpoints.state import HostCopies
-from ringmaster.techniques.estimates.memory import Workload, forecast_memory
+from ringmaster.techniques.estimates.memory import Workload, predict_memory
 from ringmaster.techniques.estimates.rank_memory import LiveBytes
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.model_facts import ModelFacts
@@ -103,6 +103,6 @@ def forecast(channel, argument):
         techniques=registry.dotted_paths(),
         cache_dir=argument["cache_dir"],
     )
-    found = forecast_memory(workload, choices)
+    found = predict_memory(workload, choices)
     channel.send({"event": "forecast", "forecasts": [to_json(forecast) for forecast in found]})
     return 0

@@ -31,7 +31,7 @@ from ringmaster.techniques.processes.gang_events import JobResult
 from ringmaster.techniques.processes.order import GangOrder
 from ringmaster.techniques.processes.ranks import RankContext, join
 from ringmaster.techniques.processes.reporter import Reporter
-from ringmaster.techniques.training.bound_loss import Batch
+from ringmaster.techniques.training.bound_loss import SampleTensors
 from ringmaster.techniques.training.callbacks import change_base
 from ringmaster.techniques.training.fused.group_requirements import grouping_obstacle, mesh_shape
 from ringmaster.techniques.training.fused.member import GroupMember
@@ -105,7 +105,7 @@ class FusedGroup:
             for member, step, loss_sum, count, num_tokens in zip(self.members, steps, sums, counts, tokens, strict=True)
         }
 
-    def _lay_out(self, batches: Sequence[Batch]) -> None:
+    def _lay_out(self, batches: Sequence[SampleTensors]) -> None:
         """After a change of members, moves the rows of adapters that compute together into one matrix."""
         if not self._is_changed:
             return
@@ -156,7 +156,7 @@ class FusedGroup:
         return results
 
 
-def _token_counts(batches: Sequence[Batch]) -> list[float]:
+def _token_counts(batches: Sequence[SampleTensors]) -> list[float]:
     """Returns the input tokens of each batch, by `num_tokens_of`, with one wait for the device."""
     masked = [batch["attention_mask"].sum() for batch in batches if "attention_mask" in batch]
     counted = iter(torch.stack(masked).tolist() if masked else ())

@@ -14,7 +14,7 @@ from ringmaster.tasks.profiling.preflight_runs import TrialEnvironment
 from ringmaster.techniques import DataSpec, EvaluationSpec, registry
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.estimates.job_preflight import preflight_job
-from ringmaster.techniques.estimates.memory import Workload, forecast_memory
+from ringmaster.techniques.estimates.memory import Workload, predict_memory
 from ringmaster.techniques.preflight_result import FROM_META_STEP, PreflightOrder
 from tests.integration.losses.prompt_rows import LORA, MODEL, prompt_data, repeated_text
 from tests.integration.workbench import ADAMW, SINGLE, Layout, is_bit_equal, largest_difference
@@ -149,9 +149,9 @@ def test_memory_estimates_have_the_longest_completions(bench, prompts, tmp_path)
             cache_dir=str(tmp_path),
         )
         config = {"micro_batch": 2, "recompute": "none"}
-        (forecast,) = forecast_memory(workload, [(registry.load(SINGLE.path), config, bench.shape(1))])
-        assert forecast.source == FROM_META_STEP, forecast.message
-        found.append(forecast.device_bytes)
+        (estimate,) = predict_memory(workload, [(registry.load(SINGLE.path), config, bench.shape(1))])
+        assert estimate.source == FROM_META_STEP, estimate.message
+        found.append(estimate.device_bytes)
     logits = 2 * 4 * 128 * 320 * 4  # of both prompts' completions, in fp32
     assert found[1] - found[0] > 2 * logits
 

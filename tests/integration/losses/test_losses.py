@@ -15,7 +15,7 @@ from ringmaster.tasks.profiling.preflight_runs import TrialEnvironment
 from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, ModelSpec, registry
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.estimates.job_preflight import preflight_job, why_no_adaptation
-from ringmaster.techniques.estimates.memory import Workload, copies_reference, forecast_memory
+from ringmaster.techniques.estimates.memory import Workload, copies_reference, predict_memory
 from ringmaster.techniques.models.rewriting import EvaluationOrder
 from ringmaster.techniques.preflight_result import FROM_META_STEP, PreflightOrder
 from ringmaster.techniques.training.fused.group_requirements import grouping_obstacle
@@ -317,9 +317,9 @@ def forecasts_of(bench, tmp_path, jobs):
             job=job, data=to_json(data), facts=facts, techniques=order.techniques, cache_dir=str(tmp_path)
         )
         technique = registry.load(SINGLE.path)
-        (forecast,) = forecast_memory(workload, [(technique, {"micro_batch": 1, "recompute": "none"}, bench.shape(1))])
-        assert forecast.source == FROM_META_STEP, forecast.message
-        yield forecast.device_bytes
+        (estimate,) = predict_memory(workload, [(technique, {"micro_batch": 1, "recompute": "none"}, bench.shape(1))])
+        assert estimate.source == FROM_META_STEP, estimate.message
+        yield estimate.device_bytes
 
 
 def test_memory_estimates_know_the_frozen_copy(bench, tmp_path):

@@ -16,7 +16,7 @@ from ringmaster.tasks.profiling.preflight_runs import TrialEnvironment
 from ringmaster.techniques import DataSpec, EvaluationSpec, registry
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.estimates.job_preflight import preflight_job
-from ringmaster.techniques.estimates.memory import Workload, forecast_memory
+from ringmaster.techniques.estimates.memory import Workload, predict_memory
 from ringmaster.techniques.job import AdaptationSpec
 from ringmaster.techniques.loss import loss_function
 from ringmaster.techniques.models.build import build_model
@@ -157,7 +157,7 @@ def test_a_teacher_of_another_vocabulary_is_refused_before_anything_starts(bench
 @pytest.mark.parametrize("is_pretrained", [False, pytest.param(True, marks=pytest.mark.full)])
 def test_memory_estimates_know_the_teacher_and_its_logits(bench, prompts, teacher, is_pretrained):
     student = job_of(bench, prompts, teacher if is_pretrained else None)
-    forecasts = []
+    estimates = []
     for technique in ("divergence", "policy_gradient"):
         job = replace(student, loss_options={**student.loss_options, "loss_type": technique})
         workload = Workload(
@@ -168,10 +168,10 @@ def test_memory_estimates_know_the_teacher_and_its_logits(bench, prompts, teache
             cache_dir=str(bench.cache_dir),
         )
         choice = (registry.load(SINGLE.path), {"micro_batch": 4, "recompute": "none"}, bench.shape(1))
-        (forecast,) = forecast_memory(workload, [choice])
-        assert forecast.source == FROM_META_STEP, forecast.message
-        forecasts.append(forecast.device_bytes)
-    assert forecasts[0] > forecasts[1]  # which reads one number a token
+        (estimate,) = predict_memory(workload, [choice])
+        assert estimate.source == FROM_META_STEP, estimate.message
+        estimates.append(estimate.device_bytes)
+    assert estimates[0] > estimates[1]  # which reads one number a token
     least = [candidate.least_bytes for candidate in preflight_of(bench, student).candidates]
     without = replace(student, loss="cross-entropy", loss_options={}, features=())
     plain = [candidate.least_bytes for candidate in preflight_of(bench, replace(without, data=bench.prose)).candidates]

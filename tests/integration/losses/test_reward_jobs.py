@@ -15,7 +15,7 @@ from ringmaster.tasks.evaluation.scores import score_models
 from ringmaster.tasks.profiling.preflight_runs import TrialEnvironment
 from ringmaster.techniques import DataSpec, EvaluationSpec, ModelSpec, registry
 from ringmaster.techniques.data import prepare
-from ringmaster.techniques.estimates.memory import Workload, forecast_memory
+from ringmaster.techniques.estimates.memory import Workload, predict_memory
 from ringmaster.techniques.preflight_result import FROM_META_STEP
 from tests.integration.losses.test_losses import DEVICE
 from tests.integration.workbench import ADAMW, LLAMA, SINGLE
@@ -115,7 +115,7 @@ def test_memory_estimates_know_the_reward_model(bench, files, tmp_path):
             cache_dir=str(bench.cache_dir),
         )
         choice = (registry.load(SINGLE.path), {"micro_batch": 1, "recompute": "none"}, bench.shape(1))
-        (forecast,) = forecast_memory(workload, [choice])
-        assert forecast.source == FROM_META_STEP, forecast.message
-        found.append(forecast.device_bytes)
+        (estimate,) = predict_memory(workload, [choice])
+        assert estimate.source == FROM_META_STEP, estimate.message
+        found.append(estimate.device_bytes)
     assert found[1] - found[0] > 4 * 512 * 2048 * 4

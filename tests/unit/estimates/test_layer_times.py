@@ -14,7 +14,7 @@ from ringmaster.techniques.estimates.job_preflight import preflight_job
 from ringmaster.techniques.estimates.layer_times import LayerTimes, layer_times
 from ringmaster.techniques.models.build import skeleton
 from ringmaster.techniques.models.facts import model_facts
-from ringmaster.techniques.preflight_result import Forecast, PreflightOrder
+from ringmaster.techniques.preflight_result import MemoryEstimate, PreflightOrder
 from ringmaster.techniques.processes.order import Slot
 from ringmaster.techniques.sharding.pipe import parts_of
 from ringmaster.techniques.technique import GangShape
@@ -174,9 +174,9 @@ def test_without_a_device_to_measure_on_stages_are_balanced_by_parameters(tmp_pa
 @pytest.mark.full
 def test_where_no_balanced_stages_fit_they_are_balanced_by_parameters(tmp_path, monkeypatch):
     def forecasts(_, choices):
-        return [Forecast(device_bytes=MEMORY_BYTES + ("stage_layers" in config)) for _, config, _ in choices]
+        return [MemoryEstimate(device_bytes=MEMORY_BYTES + ("stage_layers" in config)) for _, config, _ in choices]
 
-    monkeypatch.setattr(time_estimate, "forecast_memory", forecasts)
+    monkeypatch.setattr(time_estimate, "predict_memory", forecasts)
     preflight = surveyed(tmp_path, monkeypatch, forecast_all=True)
     assert preflight.candidates and not any("stage_layers" in c.config for c in preflight.candidates)
     assert all("stage_layers" in refusal.config for refusal in preflight.refusals)

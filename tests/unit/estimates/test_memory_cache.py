@@ -16,7 +16,7 @@ from ringmaster.techniques.estimates.memory import (
     _file,
     _plain,
     _with_layers,
-    forecast_memory,
+    predict_memory,
 )
 from ringmaster.techniques.estimates.rank_memory import RankEstimate, RankScenario
 from ringmaster.techniques.model_facts import ModelFacts
@@ -64,8 +64,8 @@ def test_llama_7b_holds_its_share_of_the_state_and_what_it_gathers_and_computes(
     shape = GangShape(kind="gpu", num_devices=num_devices, memory_bytes=80 << 30)
     config = {"micro_batch": 1, "recompute": "full", "reshard": True}
     workload = Workload(**{**vars(workload), "job": Job(**{**vars(JOB), "global_batch_size": num_devices})})
-    (forecast,) = forecast_memory(workload, [(technique, config, shape)])
-    assert forecast.source == "rehearsed", forecast.message
+    (estimate,) = predict_memory(workload, [(technique, config, shape)])
+    assert estimate.source == "rehearsed", estimate.message
     state = 16 * facts.num_parameters / num_devices
     outside = 2 * VOCABULARY * HIDDEN * 4  # embedding and head, gathered with the root for the whole step
     kept = LAYERS * SEQ_LEN * HIDDEN * 4
@@ -73,7 +73,7 @@ def test_llama_7b_holds_its_share_of_the_state_and_what_it_gathers_and_computes(
     # Further memory: the gathered weights and full gradients of a layer or of the root, with their buffers, and one
     # layer's activations, or the logits.
     layer = (facts.num_parameters - 2 * VOCABULARY * HIDDEN) * 4 / LAYERS
-    assert least < forecast.device_bytes < least + 4 * outside + 4 * layer
+    assert least < estimate.device_bytes < least + 4 * outside + 4 * layer
 
 
 def test_a_gpu_holds_the_logits_while_the_state_lies_on_the_host(tmp_path):
@@ -90,10 +90,10 @@ def test_a_gpu_holds_the_logits_while_the_state_lies_on_the_host(tmp_path):
     )
     shape = GangShape(kind="gpu", num_devices=1, memory_bytes=80 << 30)
     config = {"micro_batch": 4, "recompute": "full", "num_slices": 4, "host_activations": False}
-    (forecast,) = forecast_memory(workload, [(registry.load(registry.dotted_path("offload")), config, shape)])
+    (estimate,) = predict_memory(workload, [(registry.load(registry.dotted_path("offload")), config, shape)])
     logits = 4 * (SEQ_LEN - 1) * VOCABULARY * 4  # and their softmax, of which both have gradients, one after another
-    assert forecast.source == "rehearsed", forecast.message
-    assert 3 * logits < forecast.device_bytes - CUBLAS_BYTES < 3.1 * logits
+    assert estimate.source == "rehearsed", estimate.message
+    assert 3 * logits < estimate.device_bytes - CUBLAS_BYTES < 3.1 * logits
 
 
 def test_a_phase_is_linear_in_the_number_of_layers():

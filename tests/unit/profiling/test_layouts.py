@@ -12,7 +12,7 @@ from ringmaster.tasks.profiling.group_search import group_profiles, group_search
 from ringmaster.tasks.profiling.preflight_runs import TrialEnvironment
 from ringmaster.tasks.profiling.search import FailedTrial, planning_problem
 from ringmaster.techniques import OptimizerSpec
-from ringmaster.techniques.preflight_result import Candidate, Forecast
+from ringmaster.techniques.preflight_result import Candidate, MemoryEstimate
 from ringmaster.techniques.technique import SHARDED, WHOLE
 from tests.unit.profiling.solos import FACTS, alone, cluster, job, preflight
 
@@ -44,7 +44,7 @@ def looked_at(job, *, fits=("single", "ddp", "fsdp"), **facts):
             num_devices=num_devices,
             num_ranks=num_devices,
             least_bytes=1,
-            forecast=Forecast(device_bytes=device_bytes),
+            memory=MemoryEstimate(device_bytes=device_bytes),
             step_s=step_s,
         )
         for name, (technique, num_devices, config, device_bytes, step_s) in configs.items()

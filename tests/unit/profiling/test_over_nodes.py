@@ -18,7 +18,7 @@ from ringmaster.tasks.profiling.search import (
 )
 from ringmaster.tasks.profiling.speed_beliefs import SpeedBeliefs
 from ringmaster.tasks.profiling.stage import _too_large
-from ringmaster.techniques.preflight_result import Candidate, Forecast, Preflight
+from ringmaster.techniques.preflight_result import Candidate, MemoryEstimate, Preflight
 from ringmaster.techniques.technique import GangShape
 from tests.unit.execution.fakes import job, profile
 from tests.unit.profiling.solos import FACTS
@@ -71,7 +71,7 @@ def test_of_each_technique_the_quickest_looking_option_is_taken():
     found = predicted_profiles(
         preflight(
             candidate(step_s=3.0),
-            candidate(step_s=2.0, forecast=Forecast(device_bytes=99)),
+            candidate(step_s=2.0, memory=MemoryEstimate(device_bytes=99)),
             candidate("ddp"),
             candidate("tensor", num_devices=16, step_s=1.0),
         ),

@@ -113,7 +113,7 @@ class Teacher:
     autocast: Callable[[], AbstractContextManager[Any]]
 
     @torch.no_grad()
-    def logits(self, batch: bound_loss.Batch) -> Tensor | None:
+    def logits(self, batch: bound_loss.SampleTensors) -> Tensor | None:
         """Returns the teacher's logits for a batch."""
         with self.autocast():
             return bound_loss.logits_of(self.model(**self.loss.forward_inputs(batch)))
@@ -137,11 +137,11 @@ def distilled_loss(loss: bound_loss.BoundLoss, teacher: Teacher, adaptation: Ada
             "To fix: distill a causal language model or a classifier of transformers"
         )
 
-    def compute(output: Any, batch: bound_loss.Batch) -> bound_loss.SumAndCount:
+    def compute(output: Any, batch: bound_loss.SampleTensors) -> bound_loss.SumAndCount:
         total, count = loss(output, batch)
         return (1 - adaptation.weight) * whole(total) + adaptation.weight * divergence(output, batch), count
 
-    def divergence(output: Any, batch: bound_loss.Batch) -> Tensor:
+    def divergence(output: Any, batch: bound_loss.SampleTensors) -> Tensor:
         students, teachers = bound_loss.logits_of(output), teacher.logits(batch)
         if students is None or teachers is None:
             raise ValueError("distillation: a model gives no logits. To fix: distill between models that do")

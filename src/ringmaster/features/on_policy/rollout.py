@@ -20,7 +20,7 @@ from ringmaster.techniques.data.row_kind import SampleContext
 from ringmaster.techniques.data.sources.completion import answer_context, answer_tokens
 from ringmaster.techniques.job_features import MAX_WHOLE
 from ringmaster.techniques.metric import IGNORED
-from ringmaster.techniques.training.generation import Batch, SequenceWriter, WriterContext
+from ringmaster.techniques.training.generation import SequenceWriter, WriterContext
 from ringmaster.techniques.training.job_state import WIDTH_MULTIPLE
 from ringmaster.techniques.training.token_sampling import EndTokens, prompt_seed
 
@@ -52,13 +52,13 @@ class Rollout(SequenceWriter):
     def step_batches(
         self,
         model: nn.Module,
-        samples: Iterable[Batch],
+        samples: Iterable[dict[str, Tensor]],
         places: Sequence[Sequence[int]],
         *,
         seed: int,
         step: int,
         gather: Callable[[list[Tensor]], list[list[Tensor]]],
-    ) -> tuple[list[Batch], float | None]:
+    ) -> tuple[list[dict[str, Tensor]], float | None]:
         """Returns the completions of the prompts of a step, and their mean reward, if any."""
         batches, writes = [], self.writes(seed, step)
         for prompts, own_places in zip(samples, places, strict=True):
@@ -71,13 +71,15 @@ class Rollout(SequenceWriter):
         every = torch.cat(gather([own_rewards])[0])
         return [self._with_advantages(batch, every) for batch in batches], float(every.nanmean())
 
-    def held_out_batch(self, model: nn.Module, samples: Batch, *, seed: int, rows: Sequence[int]) -> Batch:
+    def held_out_batch(
+        self, model: nn.Module, samples: dict[str, Tensor], *, seed: int, rows: Sequence[int]
+    ) -> dict[str, Tensor]:
         """Returns the completions of held-out prompts."""
         seeds = [prompt_seed(seed, HELD_OUT, row) for row in rows]
         batch = self.completed(model, samples, seeds=seeds)
         return self._with_advantages(batch, batch[REWARDS].flatten()) if self.generation.rewards else batch
 
-    def completed(self, model: nn.Module, prompts: Mapping[str, Tensor], *, seeds: Sequence[int]) -> Batch:
+    def completed(self, model: nn.Module, prompts: Mapping[str, Tensor], *, seeds: Sequence[int]) -> dict[str, Tensor]:
         """Returns the batch of the prompts' completions, [prompts, completions, ...], with any rewards, on the device.
 
         `input_ids` are padded on the right, so that they need no mask. Only the completions have `labels`.
@@ -109,7 +111,7 @@ class Rollout(SequenceWriter):
         drawn = int(digest(["share", seed, step]), 16) % NUM_SHARES / NUM_SHARES
         return self.ends.are_ignored or drawn < self.generation.share
 
-    def given(self, prompts: Mapping[str, Tensor]) -> Batch:
+    def given(self, prompts: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Returns the batch of the completions of the prompts' rows, in place of those that the model writes.
 
         Raises ValueError where a row has none.
@@ -125,7 +127,7 @@ class Rollout(SequenceWriter):
         batch = _sequences(tokens, completions, is_learnt=lambda *_: True, pad_id=self.ends.pad_id)
         return {key: tensor.to(self.device) for key, tensor in batch.items()}
 
-    def _with_advantages(self, batch: Batch, every: Tensor) -> Batch:
+    def _with_advantages(self, batch: dict[str, Tensor], every: Tensor) -> dict[str, Tensor]:
         """Returns a batch with the advantages of its completions. every: the rewards of the global batch."""
         return {**batch, ADVANTAGES: self.function.advantages(batch[REWARDS], of_batch=every.to(batch[REWARDS]))}
 
@@ -187,7 +189,7 @@ def _sequences(
     *,
     is_learnt: Callable[[Sequence[int], Sequence[int]], bool],
     pad_id: int,
-) -> Batch:
+) -> dict[str, Tensor]:
     """Returns prompts with their completions, [prompts, completions, tokens], and the labels of those to learn."""
     longest = max(len(prompt) + len(each) for prompt, group in zip(tokens, written, strict=True) for each in group)
     width = -(-longest // WIDTH_MULTIPLE) * WIDTH_MULTIPLE

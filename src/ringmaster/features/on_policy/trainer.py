@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from ringmaster.compat.torch import unset_fake_temporarily
 from ringmaster.features.on_policy.loss import ADVANTAGES, REWARDS, OnPolicyLoss
 from ringmaster.features.on_policy.rollout import Rollout, rollout_of
-from ringmaster.techniques.training.generation import Batch, WriterContext
+from ringmaster.techniques.training.generation import WriterContext
 from ringmaster.techniques.training.job_state import WIDTH_MULTIPLE
 from ringmaster.techniques.training.token_sampling import EndTokens
 
@@ -19,7 +19,7 @@ __all__ = ["WITHOUT_VALUES", "rollout_of"]
 class _RolloutWithoutValues(Rollout):
     """Completions of the greatest length, as if a `Rollout` had written them with a cache of keys and values."""
 
-    def completed(self, model: nn.Module, prompts: Mapping[str, Tensor], *, seeds: Sequence[int]) -> Batch:
+    def completed(self, model: nn.Module, prompts: Mapping[str, Tensor], *, seeds: Sequence[int]) -> dict[str, Tensor]:
         """Returns a batch without values."""
         number = self.generation.num_generations
         rows, width = prompts["input_ids"].shape
@@ -30,7 +30,7 @@ class _RolloutWithoutValues(Rollout):
             tokens = torch.ones(rows, number, longest, dtype=torch.int64)
             return {"input_ids": tokens, "labels": tokens, REWARDS: torch.zeros(rows, number)}
 
-    def _with_advantages(self, batch: Batch, every: Tensor) -> Batch:
+    def _with_advantages(self, batch: dict[str, Tensor], every: Tensor) -> dict[str, Tensor]:
         return {**batch, ADVANTAGES: batch[REWARDS]}
 
 

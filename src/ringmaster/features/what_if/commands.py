@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ringmaster.errors import InputError, ProblemError, raise_faults
-from ringmaster.flows.batch.run_options import Profiles
+from ringmaster.flows.batch.run_options import ProfilingMode
 from ringmaster.flows.commands.parameters import internal, seconds_until
 from ringmaster.flows.commands.planning import read_plan, read_problem
 from ringmaster.flows.commands.running import estimate
@@ -58,7 +58,7 @@ def whatif(
     ] = 30.0,
     time_limit: Annotated[float, typer.Option(help="Wall-clock limit of each search, in seconds.", min=0.1)] = 300.0,
     profiles: Annotated[
-        Profiles, typer.Option(help="Predict unknown runtimes of a batch, as a run does, or measure them.")
+        ProfilingMode, typer.Option(help="Predict unknown runtimes of a batch, as a run does, or measure them.")
     ] = "predict",
     seed: Annotated[int, typer.Option(help="Seed of the search.", min=0)] = 0,
     as_json: AsJson = False,
@@ -125,7 +125,7 @@ def _made(problem: Problem, limits: dict[str, Any]) -> Plan:
     return choose_groups(problem, **limits).fused_plan
 
 
-def _of_batch(file: Path, plan: Path | None, *, profiles: Profiles, seed: int) -> tuple[Problem, Plan, bool]:
+def _of_batch(file: Path, plan: Path | None, *, profiles: ProfilingMode, seed: int) -> tuple[Problem, Plan, bool]:
     """Returns the planning problem of a batch, and the plan of a dry run, without deadlines that it cannot meet.
 
     The third value is whether all runtimes of the problem were measured.
