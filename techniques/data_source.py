@@ -326,7 +326,6 @@ BUILTIN_SOURCES: dict[str, str] = {
     "tokenized": "ringmaster.techniques.data.sources.token_rows:Tokenized",
     "chat": "ringmaster.techniques.data.sources.chat:Chat",
     "completion": "ringmaster.techniques.data.sources.completion:Completion",
-    "embedding": "ringmaster.techniques.data.sources.text_rows:Embedding",
     **features.dotted_names("DATA_SOURCES"),
     "image-classification": "ringmaster.techniques.data.sources.image_classification:ImageClassification",
     "features": "ringmaster.techniques.data.sources.feature_rows:FeatureRows",

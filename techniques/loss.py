@@ -20,6 +20,7 @@ from ringmaster.registry import Registry
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from ringmaster.techniques.job_specs import DataSpec
     from ringmaster.techniques.training.generation import SequenceWriter, WriterContext
 
 
@@ -127,6 +128,18 @@ class LossFunction(ABC):
     def conflicts(self) -> Iterator[OptionFault]:
         """Yields the faults of options that do not go together."""
         yield from ()
+
+    @classmethod
+    def options_of_data(cls, spec: DataSpec) -> Mapping[str, Any]:
+        """Returns the options that the data determines unless a job gives them; None for the default of one.
+
+        Raises ValueError where the data cannot be read.
+        """
+        return {}
+
+    def sequences_remedy(self, number: int) -> str:
+        """Returns what to do with samples of another number of sequences than `num_sequences`."""
+        return f"give samples whose tensors are [{self.num_sequences}, tokens] (docs/losses.md)"
 
     def totals(self, labels: Tensor) -> Mapping[str, Tensor]:
         """Returns each row's summand of each of `total_names`, [rows]. labels: as in `LossInputs`."""
@@ -337,8 +350,6 @@ BUILTIN_LOSSES: dict[str, str] = {
     "mse": "ringmaster.techniques.losses.supervised:MeanSquaredError",
     "weighted-outputs": "ringmaster.techniques.losses.supervised:WeightedOutputs",
     "ctc": "ringmaster.techniques.losses.ctc:Ctc",
-    "contrastive": "ringmaster.techniques.losses.contrastive:Contrastive",
-    "late-interaction": "ringmaster.techniques.losses.contrastive:LateInteraction",
     **features.dotted_names("LOSSES"),
 }
 LOSSES = Registry(kind="loss", entry_point_group="ringmaster.losses", builtin=BUILTIN_LOSSES)

@@ -254,11 +254,6 @@ BUILTIN_METRICS: dict[str, str] = {
     "generated_rouge_l": "ringmaster.techniques.metrics.token_sequences:GeneratedRougeL",
     "word_error_rate": "ringmaster.techniques.metrics.transcripts:WordErrorRate",
     "character_error_rate": "ringmaster.techniques.metrics.transcripts:CharacterErrorRate",
-    "hit_at_1": "ringmaster.techniques.metrics.comparisons:HitAt1",
-    "hit_at_5": "ringmaster.techniques.metrics.comparisons:HitAt5",
-    "mrr": "ringmaster.techniques.metrics.comparisons:MeanReciprocalRank",
-    "recall_at_1": "ringmaster.techniques.metrics.comparisons:RecallAt1",
-    "recall_at_5": "ringmaster.techniques.metrics.comparisons:RecallAt5",
     **features.dotted_names("METRICS"),
 }
 METRICS = Registry(kind="metric", entry_point_group="ringmaster.metrics", builtin=BUILTIN_METRICS)

@@ -397,7 +397,7 @@ def with_searches(jobs: Sequence[Job]) -> tuple[Job, ...]:
 
 def with_kinds(jobs: Sequence[Job]) -> list[Job]:
     """Returns the jobs with what their files and their model leave no doubt about: the kind of data, the
-    tokenizer or the image processor, and whether a contrastive loss has hard negatives.
+    tokenizer or the image processor, and what the data determines of the loss.
 
     Files are read once for each distinct pair of data and model. What cannot be read is reported by the preflight.
     """
@@ -410,7 +410,7 @@ def with_kinds(jobs: Sequence[Job]) -> list[Job]:
         data = replace(job.data, kind=known[key] or job.data.kind)
         data = replace(data, tokenizer=data.tokenizer or _tokenizer(data, job.model))
         job = replace(job, data=inference.with_processor_of(data, job.model))
-        completed.append(inference.with_hard_negatives(job))
+        completed.append(inference.with_options_of_data(job))
     return completed
 
 

@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.techniques.data.image_processors import has_processor, normalisation_of
-from ringmaster.techniques.data.row_source import RowSource, columns_of_files, retriever_of
+from ringmaster.techniques.data.row_source import RowSource, columns_of_files
 from ringmaster.techniques.data.sources.image_classification import HOW, ImageOptions, images_of
-from ringmaster.techniques.data.sources.text_rows import NEGATIVE
 from ringmaster.techniques.data.tokens import LABEL_COLUMNS, TextOptions, tokenized_source
 from ringmaster.techniques.data_source import ALIASES, LANGUAGE_MODELING, data_source_named, data_source_of
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.job_specs import DataSpec, ModelSpec
-from ringmaster.techniques.loss import loss_class, options_of
+from ringmaster.techniques.loss import loss_class
 from ringmaster.techniques.model_facts import CAUSAL_SUFFIXES, CTC_SUFFIX
 from ringmaster.techniques.models.model_folders import LOSS, read_json
 
@@ -117,26 +116,20 @@ def architecture_of(model: ModelSpec) -> str | None:
     return str(architectures[0]) if isinstance(architectures, (list, tuple)) and architectures else None
 
 
-HARD_NEGATIVES = "hard_negatives"
+def with_options_of_data(job: Job, *, saved: Mapping[str, Any] | None = None) -> Job:
+    """Returns the job with the options of its loss that its data determines, unless it gives them.
 
+    What cannot be read is reported when the data is prepared.
 
-def with_hard_negatives(job: Job) -> Job:
-    """Returns the job, whose loss compares the hard negatives of its data where it has some, unless it says how many.
-
-    The columns of files and of saved data sets are known here; the loss refuses the samples of others where they have
-    more sequences. What cannot be read is reported when the data is prepared.
+    saved: options that count where neither the job nor its data says more.
     """
-    spec, number = job.data, 0
+    of_data: Mapping[str, Any] = {}
     with suppress(ValueError):
-        loss = loss_class(job.loss)
-        is_open = loss is not None and HARD_NEGATIVES in options_of(loss) and HARD_NEGATIVES not in job.loss_options
-        if is_open and spec.kind == "embedding" and (spec.path is not None or columns_of_saved(spec)):
-            there = None if spec.path is not None else columns_of_saved(spec)
-            source, retriever = data_source_named(spec.kind), retriever_of(spec)
-            assert isinstance(source, RowSource)
-            negatives = [role for role in source.columns(spec, there).columns if role.startswith(NEGATIVE)]
-            number = len(negatives) + (0 if retriever is None else retriever.k)
-    return replace(job, loss_options={**job.loss_options, HARD_NEGATIVES: number}) if number else job
+        of_data = {} if (loss := loss_class(job.loss)) is None else loss.options_of_data(job.data)
+    further = {**(saved or {}), **of_data}
+    left_out = {key for key, value in of_data.items() if value is None} | job.loss_options.keys()
+    further = {key: value for key, value in further.items() if key not in left_out}
+    return replace(job, loss_options={**job.loss_options, **further})
 
 
 def with_loss_of(job: Job, *folders: Path) -> Job:
@@ -153,11 +146,8 @@ def with_loss_of(job: Job, *folders: Path) -> Job:
     source = data_source_of(job.data)
     saved = next((content for each in folders if (content := read_json(each / LOSS))), {})
     if not saved or saved["kind"] != source.name:
-        return job if source.usual_loss is None else with_hard_negatives(replace(job, loss=source.usual_loss))
-    options = dict(saved["loss_options"])
-    if job.data.path is not None or columns_of_saved(job.data):
-        options.pop(HARD_NEGATIVES, None)  # those of the data that is evaluated on count
-    return with_hard_negatives(replace(job, loss=saved["loss"], loss_options=options))
+        return job if source.usual_loss is None else with_options_of_data(replace(job, loss=source.usual_loss))
+    return with_options_of_data(replace(job, loss=saved["loss"]), saved=saved["loss_options"])
 
 
 def with_processor_of(spec: DataSpec, model: ModelSpec) -> DataSpec:

@@ -357,7 +357,6 @@ class RowKind(StoredSource):
         that has a value there, and a remedy. Rows are refused, unless `ignored_columns` names the column.
     has_targets: whether labels are the tokens of a target, which an encoder-decoder writes.
     packs: whether several samples may be in one row; only for causal ones of `input_ids` and `labels`.
-    is_embedded: whether samples are texts whose embeddings are compared, as Sentence-Transformers computes them.
     rows_at_once: the number of rows whose samples are in memory together while they are prepared.
     """
 
@@ -382,7 +381,6 @@ class RowKind(StoredSource):
     decisive: ClassVar[Mapping[str, str]] = {}
     uncut: ClassVar[frozenset[str]] = frozenset()
     keeps_files: ClassVar[bool] = True
-    is_embedded: ClassVar[bool] = False
     rows_at_once: ClassVar[int] = 512
 
     @abstractmethod
@@ -409,6 +407,10 @@ class RowKind(StoredSource):
 
         The rows of each remark are counted. row: as of `sample`.
         """
+        return None
+
+    def most_tokens(self, spec: DataSpec) -> tuple[int, str] | None:
+        """Returns the most tokens of a sample that others read, and a note that says who; None without a limit."""
         return None
 
     def set_up_tokenizer(self, tokenizer: Any, *, options: Any) -> None:

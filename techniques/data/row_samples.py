@@ -42,7 +42,6 @@ from ringmaster.techniques.job_specs import DataSpec
 from ringmaster.techniques.metric import IGNORED
 from ringmaster.techniques.model_facts import num_positions
 from ringmaster.techniques.models.model_folders import config_in
-from ringmaster.techniques.models.sentence_embeddings import LENGTH_KEY, max_length_of
 
 DEFAULT_MAX_LENGTH = 1024
 """The most tokens of a sample where the spec names no `seq_len`, as in TRL's trainers."""
@@ -79,11 +78,11 @@ class RowSamples:
     ) -> None:
         self._folder, self._kind, self._spec, self._columns, self._where = folder, kind, spec, columns, where
         self._rows, self._cache_dir = rows, cache_dir
-        is_limited = spec.tokenizer is not None and kind.is_embedded
         # The folder of a tokenizer is mostly that of the model, whose limits and padding are then known here.
         reads_model = spec.tokenizer is not None and kind.needs_tokenizer and not kind.is_causal
         self._config = config_in(str(spec.tokenizer)) if reads_model else None
-        self._embedded_length = max_length_of(str(spec.tokenizer)) if is_limited else None
+        self._most_read: int | None
+        self._most_read, self._who_reads = kind.most_tokens(spec) or (None, "")
         self._max_length = spec.seq_len or self._default_length()
         self._progress = TextProgress("preparing", what="rows")
         self._options = kind.options(spec)
@@ -97,7 +96,7 @@ class RowSamples:
 
         Rows of causal models are not cut to it, as their answers come last.
         """
-        limits = (DEFAULT_MAX_LENGTH, self._embedded_length, num_positions(self._config))
+        limits = (DEFAULT_MAX_LENGTH, self._most_read, num_positions(self._config))
         return min(each for each in limits if each is not None)
 
     def write(self) -> PreparedData:
@@ -483,9 +482,8 @@ class RowSamples:
             columns=tuple(sorted(self._columns.columns.items())),
             lengths=(width, width) if spec.packing else tuple(map(int, typical)),
         )
-        if (most := self._embedded_length) is not None and longest > most:
-            note = f"texts have up to {longest:,} tokens, of which Sentence-Transformers reads {most:,} with "
-            note += f"{spec.tokenizer} ({LENGTH_KEY}), and {width:,} with an export"
+        if self._most_read is not None and longest > self._most_read:
+            note = f"texts have up to {longest:,} tokens, of which {self._who_reads}, and {width:,} with an export"
             prepared = replace(prepared, notes=(note,))
         return kind.described(self._with_label_faults(prepared, labels))
 

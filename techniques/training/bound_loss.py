@@ -29,7 +29,6 @@ from ringmaster.techniques.loss import (
     LossFunction,
     LossInputs,
     loss_function,
-    options_of,
 )
 from ringmaster.techniques.losses.supervised import CrossEntropy
 from ringmaster.techniques.metric import IGNORED
@@ -251,9 +250,7 @@ class BoundLossFunction(BoundLoss):
             return self.arrange(given)
         for name, value in given.items():
             if value.dim() < 2 or value.shape[1] != sequences:
-                remedy = f"give samples whose tensors are [{sequences}, tokens] (docs/losses.md)"
-                if "hard_negatives" in options_of(type(self.function)) and value.dim() > 2 and value.shape[1] > 1:
-                    remedy = f"set hard_negatives: {value.shape[1] - 2} in the loss, or {remedy}"
+                remedy = self.function.sequences_remedy(value.shape[1] if value.dim() > 2 else 1)
                 raise ValueError(
                     f"loss {self.function.name}: {name} of a sample is {list(value.shape[1:])}, and not of {sequences} "
                     f"sequences. To fix: {remedy}"

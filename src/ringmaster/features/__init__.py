@@ -64,7 +64,7 @@ BUILTIN = (
     "ringmaster.features.warm_start",
     "ringmaster.features.ludwig",
     "ringmaster.features.preference",
-    "ringmaster.features.negatives",
+    "ringmaster.features.embeddings",
     "ringmaster.features.on_policy",
     "ringmaster.features.reward_jobs",
     "ringmaster.features.loss_teacher",

@@ -8,7 +8,7 @@ import torch
 
 from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, Job, ModelSpec
 from ringmaster.techniques.data import fetch, open_data, prepare
-from ringmaster.techniques.data.inference import with_hard_negatives
+from ringmaster.techniques.data.inference import with_options_of_data
 from ringmaster.techniques.metric import IGNORED
 from ringmaster.techniques.models.adapter_modules import merge
 from ringmaster.techniques.models.adapters import attach, first_state, sites
@@ -69,7 +69,7 @@ CASES = {
 def test_a_models_metrics_are_those_of_its_own_loss(tmp_path, loss):
     kind, model, rows, options, metrics = CASES[loss]
     data = DataSpec(kind=kind, path=write(tmp_path / "rows.jsonl", rows()), seq_len=16, held_out=0.5)
-    trained = with_hard_negatives(
+    trained = with_options_of_data(
         Job(name="j", model=model, data=data, loss=loss, loss_options=options, num_steps=1,
             evaluation=EvaluationSpec(metrics=metrics))
     )  # fmt: skip
@@ -85,7 +85,7 @@ def test_a_models_metrics_are_those_of_its_own_loss(tmp_path, loss):
     assert sums({"own": again, "other": silent}, asked, tmp_path / "cache", "other") == known
     # Alone, it is read by the usual loss of the kind of data.
     usual = {"embedding": "contrastive", "preference": "simpo"}[kind]
-    by_usual = with_hard_negatives(replace(asked, loss=usual))
+    by_usual = with_options_of_data(replace(asked, loss=usual))
     expected = sums({"other": silent}, by_usual, tmp_path / "cache", "other")
     assert sums({"other": silent}, asked, tmp_path / "cache", "other") == expected
     assert expected.keys() == known.keys()

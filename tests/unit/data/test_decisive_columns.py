@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from datasets import Dataset
 
+from ringmaster.features.embeddings.embedding_rows import Embedding
 from ringmaster.features.preference.preference_rows import Preference
 from ringmaster.techniques.data import open_data, prepare
-from ringmaster.techniques.data.inference import with_hard_negatives
+from ringmaster.techniques.data.inference import with_options_of_data
 from ringmaster.techniques.data.row_kind import SampleContext
 from ringmaster.techniques.data.row_tokenizer import RowTokenizer
 from ringmaster.techniques.data.sources.completion import Completion, CompletionOptions
-from ringmaster.techniques.data.sources.text_rows import Embedding
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.job_specs import DataSpec, ModelSpec
 from tests.unit.data.conftest import saved_tokenizer
@@ -127,7 +127,7 @@ def test_numbered_negatives_are_read_in_their_order(prepared, tmp_path, bert_tok
     assert samples[0]["input_ids"][:, 1].tolist() == expected
     spec = DataSpec(kind="embedding", path=str(tmp_path / "rows.jsonl"))
     job = Job(name="a", model=ModelSpec(architecture="BertModel"), data=spec, loss="contrastive", num_steps=1)
-    assert with_hard_negatives(job).loss_options == {"hard_negatives": 2}
+    assert with_options_of_data(job).loss_options == {"hard_negatives": 2}
 
 
 @pytest.mark.parametrize("names", [(), ("negative",), ("negative_1", "negative_2")])
@@ -136,9 +136,9 @@ def test_negatives_of_a_saved_data_set_are_counted_as_those_of_files_are(tmp_pat
     Dataset.from_dict(columns).save_to_disk(tmp_path / "saved")
     spec = DataSpec(kind="embedding", dataset=str(tmp_path / "saved"))
     job = Job(name="a", model=ModelSpec(architecture="BertModel"), data=spec, loss="contrastive", num_steps=1)
-    assert with_hard_negatives(job).loss_options.get("hard_negatives", 0) == len(names)
+    assert with_options_of_data(job).loss_options.get("hard_negatives", 0) == len(names)
     given = replace(job, loss_options={"hard_negatives": 0})
-    assert with_hard_negatives(given) == given
+    assert with_options_of_data(given) == given
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,10 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
+from ringmaster.features.embeddings.retrieval_metrics import RecallAt1
 from ringmaster.tasks.evaluation.scores import compare, estimate
 from ringmaster.techniques.data_source import PreparedData
 from ringmaster.techniques.metric import Outputs
-from ringmaster.techniques.metrics.comparisons import RecallAt1
 from ringmaster.techniques.metrics.token_sequences import RougeL, f_measure, words
 from ringmaster.techniques.models.sentence_embeddings import Pooling, embeddings
 from tests.drawing import draws
@@ -172,7 +172,7 @@ def test_equal_embeddings_find_what_chance_finds():
 def test_more_anchors_than_are_compared_at_a_time(monkeypatch):
     batch, states = pairs_of(3, num_rows=20, noise=1.0)
     whole = measured(("recall_at_1",), batch, last_hidden_state=states)
-    monkeypatch.setattr("ringmaster.techniques.metrics.comparisons.NUM_ANCHORS", 7)
+    monkeypatch.setattr("ringmaster.features.embeddings.retrieval_metrics.NUM_ANCHORS", 7)
     assert measured(("recall_at_1",), batch, last_hidden_state=states) == whole
 
 

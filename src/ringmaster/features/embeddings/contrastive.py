@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ringmaster.features.embeddings.embedding_rows import NEGATIVE, Embedding
+from ringmaster.techniques.data.inference import columns_of_saved
+from ringmaster.techniques.data.row_source import retriever_of
+from ringmaster.techniques.job_specs import DataSpec
 from ringmaster.techniques.loss import LossFunction, LossInputs, Values, WholeNumbers, option
 from ringmaster.techniques.models.sentence_embeddings import embeddings, last_hidden_state, pooling_of
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+HARD_NEGATIVES = "hard_negatives"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +53,24 @@ class Contrastive(LossFunction):
 
     temperature: float = option(0.05, Values(above=0))
     hard_negatives: int = option(False, NumNegatives(least=0))
+
+    @classmethod
+    def options_of_data(cls, spec: DataSpec) -> Mapping[str, Any]:
+        """Returns how many hard negatives the data has, where its columns are known; None for none.
+
+        Raises ValueError where the data cannot be read.
+        """
+        if spec.kind != Embedding.name or (spec.path is None and not columns_of_saved(spec)):
+            return {}
+        there = None if spec.path is not None else columns_of_saved(spec)
+        retriever = retriever_of(spec)
+        negatives = [role for role in Embedding().columns(spec, there).columns if role.startswith(NEGATIVE)]
+        return {HARD_NEGATIVES: len(negatives) + (0 if retriever is None else retriever.k) or None}
+
+    def sequences_remedy(self, number: int) -> str:
+        """Returns what to do with samples of another number of sequences."""
+        remedy = super().sequences_remedy(number)
+        return f"set {HARD_NEGATIVES}: {number - 2} in the loss, or {remedy}" if number > 1 else remedy
 
     @property
     def num_sequences(self) -> int:

@@ -1,4 +1,4 @@
-"""Metrics of samples that are compared: recall of embeddings, and preference accuracy."""
+"""Metrics of retrieval: the recall of embeddings, and the ranks of right passages among candidates."""
 
 from __future__ import annotations
 

@@ -5,7 +5,8 @@ from dataclasses import replace
 from itertools import pairwise
 
 from ringmaster.codec import to_json
-from ringmaster.features.negatives.job import Negatives
+from ringmaster.features.embeddings.contrastive import Contrastive, LateInteraction
+from ringmaster.features.embeddings.job import Negatives
 from ringmaster.findings import Finding, Raw, are_counts, as_mapping, findings_where
 from ringmaster.tasks.batch.file_hooks import BatchFileHook, job_of
 from ringmaster.tasks.batch.grid import MAX_JOBS
@@ -14,7 +15,6 @@ from ringmaster.tasks.batch.sections import Section
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.job_features import FirstCheckpoint, other_features
 from ringmaster.techniques.job_specs import RETRIEVER
-from ringmaster.techniques.losses.contrastive import Contrastive, LateInteraction
 
 
 class NegativesInFiles(BatchFileHook):
