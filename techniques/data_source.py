@@ -259,6 +259,7 @@ class DataSource(ABC):
             a source that needs none.
         pads: whether samples may differ in length, and are padded.
         packs: whether several samples may be in one row, for causal language models.
+        has_own_columns: whether no other kind has its columns, so that they decide where a model's class is unknown.
         usual_loss: the loss by which models are evaluated on samples of several sequences, where no other one is known;
             None where a model's own loss reads the samples.
     """
@@ -268,6 +269,7 @@ class DataSource(ABC):
     reads: ClassVar[tuple[str, ...]] = ()
     pads: ClassVar[bool] = False
     packs: ClassVar[bool] = False
+    has_own_columns: ClassVar[bool] = False
     usual_loss: ClassVar[str | None] = None
 
     def options(self, spec: DataSpec) -> Any:

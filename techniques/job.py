@@ -220,10 +220,10 @@ class Job:
             weights.
         adapter: parameters that are trained in place of the model's weights, which stay frozen; None trains all
             weights.
-        loss: None for the model's own loss; the name of one (docs/losses.md), such as "dpo"; or
+        loss: None for the model's own loss; the name of one (docs/losses.md), such as "mse"; or
             "package.module:function", called as f(model_output, batch), which returns (sum, count), so that the mean
             over a global batch does not depend on how the batch was divided.
-        loss_options: the options of a loss that is given by name, such as {"beta": 0.1}.
+        loss_options: the options of a loss that is given by name, such as {"label_smoothing": 0.1}.
         precision: "fp32"; "bf16" (autocast; weights and optimizer stay in fp32); or "bf16-params" (everything is
             computed with weights rounded to bf16, which the optimizer stores and updates in fp32).
         communication: the precision in which gradients are sent between devices, "fp32" or "bf16". They are summed in

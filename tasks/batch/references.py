@@ -130,7 +130,9 @@ def loss(value: Any, info: ValidationInfo) -> Any:
     """Checks a loss: its name, a mapping of its name and its options, or a dotted path. `rules` checks the options."""
     name = value.get("name") if isinstance(value, dict) else value
     if not isinstance(name, str):
-        raise wrong(f"does not name a loss, {got(value)}", "write its name, or {name: dpo, beta: 0.1}")
+        raise wrong(
+            f"does not name a loss, {got(value)}", "write its name, or {name: cross-entropy, label_smoothing: 0.1}"
+        )
     if ":" in name and not isinstance(value, dict):
         factory(name, info)
     elif name in loss_names() and isinstance(value, dict):

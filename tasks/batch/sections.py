@@ -40,7 +40,7 @@ def _agreeing(adapter: Section) -> Section:
 
 
 LOSSES = (
-    f"one of {', '.join(loss_names())}, also with options, such as {{name: dpo, beta: 0.1}}; or "
+    f"one of {', '.join(loss_names())}, also with options, such as {{name: cross-entropy, label_smoothing: 0.1}}; or "
     '"package.module:function", which returns (sum, count), such as my_losses:focal'
 )
 TYPES: dict[str, Any] = {

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ringmaster.features import listed
 from ringmaster.techniques.data.image_processors import has_processor, normalisation_of
 from ringmaster.techniques.data.row_source import RowSource, columns_of_files
 from ringmaster.techniques.data.sources.image_classification import HOW, ImageOptions, images_of
@@ -14,28 +15,21 @@ from ringmaster.techniques.data_source import ALIASES, LANGUAGE_MODELING, data_s
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.job_specs import DataSpec, ModelSpec
 from ringmaster.techniques.loss import loss_class
-from ringmaster.techniques.model_facts import CAUSAL_SUFFIXES, CTC_SUFFIX
+from ringmaster.techniques.model_facts import CAUSAL_SUFFIXES
 from ringmaster.techniques.models.model_folders import LOSS, read_json
 
-ENCODERS = ("Model",)
 KINDS: Mapping[str, tuple[str, ...]] = {
-    "chat": CAUSAL_SUFFIXES,
-    "preference": CAUSAL_SUFFIXES,
-    "unpaired-preference": CAUSAL_SUFFIXES,
     "completion": CAUSAL_SUFFIXES,
     "text-classification": ("ForSequenceClassification",),
     "token-classification": ("ForTokenClassification",),
-    "speech-text": (CTC_SUFFIX, "WhisperForConditionalGeneration"),
     "seq2seq": ("ForConditionalGeneration", "MTModel"),
-    "embedding": ENCODERS,
     "image-classification": ("ForImageClassification",),
 }
-"""The kinds that are inferred, the most specific first, and the endings of the classes of models that they suit."""
+"""The kinds that are inferred after chats and those of features, and the endings of the classes of models."""
 
 CLASSIFIERS = (*KINDS["text-classification"], *KINDS["token-classification"], *KINDS["image-classification"])
 CLASSIFICATION = ("text-classification", "token-classification", "image-classification")
 """The kinds whose samples have classes."""
-UNMISTAKABLE = ("chat", "preference")
 
 
 def infer_kind(spec: DataSpec, model: ModelSpec) -> str | None:
@@ -88,10 +82,25 @@ def columns_of_saved(spec: DataSpec) -> tuple[str, ...]:
     return ()
 
 
+def inferred_kinds() -> dict[str, tuple[str, ...]]:
+    """Returns the kinds that are inferred, with the endings of the classes of models that they suit.
+
+    Of kinds that suit a model, the most specific ones come first.
+    """
+    return {"chat": CAUSAL_SUFFIXES, **dict(listed("job", "INFERRED_KINDS")), **KINDS}
+
+
+def kind_of_columns(there: tuple[str, ...]) -> str | None:
+    """Returns the most specific kind that reads some columns by their usual names; None where there is none."""
+    return next((kind for kind in inferred_kinds() if _has_columns(kind, DataSpec(), there)), None)
+
+
 def _suited(model: ModelSpec) -> list[str]:
     """The kinds that suit a model's class, the most specific first."""
-    architecture = architecture_of(model)
-    return [kind for kind, endings in KINDS.items() if architecture is None or architecture.endswith(endings)]
+    if (architecture := architecture_of(model)) is None:
+        return list(inferred_kinds())
+    fits = {kind: [each for each in ends if architecture.endswith(each)] for kind, ends in inferred_kinds().items()}
+    return sorted((kind for kind in fits if fits[kind]), key=lambda kind: -max(map(len, fits[kind])))
 
 
 def _fitting(spec: DataSpec, model: ModelSpec, there: tuple[str, ...]) -> str | None:
@@ -102,7 +111,7 @@ def _fitting(spec: DataSpec, model: ModelSpec, there: tuple[str, ...]) -> str | 
         return None
     fitting = [kind for kind in suited if _has_columns(kind, spec, there)]
     if architecture is None:
-        fitting = [kind for kind in fitting if kind in UNMISTAKABLE]
+        fitting = [kind for kind in fitting if data_source_named(kind).has_own_columns]
     return fitting[0] if fitting else None
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from string import Formatter
 from typing import Annotated, Any, ClassVar, Self
 
+from ringmaster.features import listed
 from ringmaster.registry import resolve
 from ringmaster.techniques.data.arrow_files import POSITIONS
 from ringmaster.techniques.data.chat_template import Remark
@@ -355,6 +356,7 @@ class RowKind(StoredSource):
         be in `labels` alone.
     decisive: well-known columns that change what a row means and that are not read, each with what is wrong with a row
         that has a value there, and a remedy. Rows are refused, unless `ignored_columns` names the column.
+        Features add some (`DECISIVE_COLUMNS` of their module `job`) to a kind and those derived from it.
     has_targets: whether labels are the tokens of a target, which an encoder-decoder writes.
     packs: whether several samples may be in one row; only for causal ones of `input_ids` and `labels`.
     rows_at_once: the number of rows whose samples are in memory together while they are prepared.
@@ -472,4 +474,7 @@ class RowKind(StoredSource):
         """
         there = columns_of_files(spec, kind=self.name) if available is None else available
         where = spec.path or f"dataset {spec.dataset!r}"
-        return Columns.find(self.options(spec), there=there, where=where, decisive=self.decisive)
+        names, decisive = {getattr(each, "name", None) for each in type(self).__mro__}, dict(self.decisive)
+        for kind, further in listed("job", "DECISIVE_COLUMNS"):
+            decisive |= further if kind in names else {}
+        return Columns.find(self.options(spec), there=there, where=where, decisive=decisive)

@@ -339,13 +339,6 @@ def attended(ids: list[int], mask: Any, where: str) -> list[int]:
     return ids if all(mask) else list(compress(ids, mask))
 
 
-KTO_COLUMNS = frozenset({"prompt", "completion", "label"})
-KTO_REMEDY = (
-    "To fix: set data.kind to unpaired-preference, for the loss kto; or keep the rows whose label is true, and set it "
-    "to completion"
-)
-
-
 class TextFiles(StoredSource):
     """The documents in all files that `spec.path` and, if given, `spec.held_out_path` match.
 
@@ -426,10 +419,11 @@ def _content(row: Any, where: str, *, column: str, ignored: Sequence[str] = ()) 
         refuse_labels({name for name, value in row.items() if value is not None}.difference(ignored), where)
         return attended(content, row.get(arrow_files.MASK), where)
     if column not in row and "input_ids" not in row:
-        if row.keys() >= KTO_COLUMNS:
-            raise ValueError(f"{where} has a prompt, a completion and a label, and no text. {KTO_REMEDY}")
+        from ringmaster.techniques.data.inference import kind_of_columns  # which imports this module
+
         what = f"has no text (nor input_ids) in column {column!r}; it has {sorted(row)}"
-        raise ValueError(f"{where} {what}. To fix: set text_column")
+        remedy = "" if (kind := kind_of_columns(tuple(row))) is None else f", or data.kind to {kind}"
+        raise ValueError(f"{where} {what}. To fix: set text_column{remedy}")
     read = column if column in row else "input_ids"
     text = "it is null" if content is None else f"it is of type {type(content).__name__}"
     raise ValueError(f"{where} has no text in column {read!r}: {text}. To fix: give it a text, or remove the row")

@@ -41,19 +41,11 @@ READ_KEYS = frozenset(
 )
 """The keys of messages that are read, or refused."""
 TEXT_PARTS = ("text", "input_text", "output_text")
-OF_MESSAGES = frozenset({"messages", "prompt", "completion", "chosen", "rejected", "tools"})
-"""The roles of columns with messages, and with the tools that these call."""
 
-OF_TEMPLATES = {
-    **dict.fromkeys(
-        ("documents", "chat_template_kwargs"),
-        "which the chat template does not get. To fix: write its content into the messages",
-    ),
-    "kto_tag": (
-        "which is not read. To fix: make rows of prompt, completion and label, of kind unpaired-preference, for the "
-        "loss kto; or keep the rows whose tag is true, without the column"
-    ),
-}
+OF_TEMPLATES = dict.fromkeys(
+    ("documents", "chat_template_kwargs"),
+    "which the chat template does not get. To fix: write its content into the messages",
+)
 """Decisive columns of conversations, see `RowKind.decisive`."""
 
 
@@ -71,20 +63,24 @@ class ChatOptions(DataOptions):
 
 
 class ConversationSource(RowSource):
-    """A kind of data whose rows may have lists of messages, and tools."""
+    """A kind of data whose rows may have lists of messages, and tools.
+
+    message_roles: the roles of columns with messages, and with the tools that these call.
+    """
 
     reads_messages = True
+    message_roles: ClassVar[frozenset[str]] = frozenset({"messages", "prompt", "completion", "tools"})
 
     def values(self, row: Row, columns: Columns, *, spec: DataSpec) -> dict[str, Any]:
         """Returns the values by role; without the nulls that tables fill objects up with."""
         result = super().values(row, columns, spec=spec)
         if spec.path is not None and format_of(row.file, spec.format) != "parquet":
             return result
-        return result | {role: without_nulls(result[role]) for role in OF_MESSAGES & result.keys()}
+        return result | {role: without_nulls(result[role]) for role in self.message_roles & result.keys()}
 
     def remark(self, row: Mapping[str, Any], *, context: SampleContext) -> str | None:
         """Returns what to know of messages with keys that the chat template does not read."""
-        lists = (row.get(role) for role in OF_MESSAGES - {"tools"})
+        lists = (row.get(role) for role in self.message_roles - {"tools"})
         messages = (each for value in lists if isinstance(value, list) for each in value if isinstance(each, Mapping))
         keys = {key for message in messages for key, value in message.items() if value is not None} - READ_KEYS
         unread = context.tokenizer.template.unread(keys) if keys else []
@@ -114,6 +110,7 @@ class Chat(ConversationSource):
     """
 
     name = "chat"
+    has_own_columns = True
     decisive: ClassVar[Mapping[str, str]] = {
         "functions": "which is not read. To fix: set tools_column to it",
         **OF_TEMPLATES,

@@ -65,10 +65,6 @@ class Completion(chat.ConversationSource):
             ("context", "passage", "article", "document"),
             "which is not read. To fix: set input_column to it, or put it into the prompt",
         ),
-        "label": (
-            "which may mark completions that are not desirable, and is not read. To fix: set kind to "
-            "unpaired-preference, for the loss kto; or keep the rows whose label is true, without the column"
-        ),
         **BESIDE_MESSAGES,
         **chat.OF_TEMPLATES,
         **MEDIA,

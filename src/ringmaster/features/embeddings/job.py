@@ -27,3 +27,4 @@ class Negatives(FileKeys):
 
 
 ENTRY_KEYS = (Negatives,)
+INFERRED_KINDS = (("embedding", ("Model",)),)

@@ -242,6 +242,7 @@ class ImagePreference(ImageText):
     """
 
     name = "image-preference"
+    message_roles = ImageText.message_roles | {"chosen", "rejected"}
     options_class: ClassVar[type[DataOptions]] = ImagePreferenceOptions
     usual_loss: ClassVar[str | None] = "simpo"  # which compares without a reference model
     sequences = (2,)

@@ -23,6 +23,9 @@ from ringmaster.techniques.data.sources.text_rows import filled
 from ringmaster.techniques.data_source import DataOptions, column
 from ringmaster.techniques.job_features import Description
 
+ANSWERS = frozenset({"chosen", "rejected"})
+"""The roles of the columns with answers."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class PreferenceOptions(DataOptions):
@@ -50,6 +53,8 @@ class Preference(chat.ConversationSource):
     """
 
     name = "preference"
+    has_own_columns = True
+    message_roles = chat.ConversationSource.message_roles | ANSWERS
     usual_loss: ClassVar[str | None] = "simpo"  # which compares without a reference model
     decisive: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(
