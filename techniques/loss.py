@@ -349,7 +349,6 @@ BUILTIN_LOSSES: dict[str, str] = {
     "cross-entropy": "ringmaster.techniques.losses.supervised:CrossEntropy",
     "mse": "ringmaster.techniques.losses.supervised:MeanSquaredError",
     "weighted-outputs": "ringmaster.techniques.losses.supervised:WeightedOutputs",
-    "ctc": "ringmaster.techniques.losses.ctc:Ctc",
     **features.dotted_names("LOSSES"),
 }
 LOSSES = Registry(kind="loss", entry_point_group="ringmaster.losses", builtin=BUILTIN_LOSSES)
@@ -374,6 +373,15 @@ def loss_class(loss: str | None) -> type[LossFunction] | None:
         return None
     result: type[LossFunction] = LOSSES.load(loss, LossFunction)
     return result
+
+
+def default_loss(model_class: str) -> str | None:
+    """Returns the loss of models whose name ends as a feature says (`MODEL_LOSSES` of its package); None for others.
+
+    Such a loss also reads what the model writes from its output.
+    """
+    losses = features.dotted_names("MODEL_LOSSES")
+    return next((losses[ending] for ending in losses if model_class.endswith(ending)), None)
 
 
 def loss_function(loss: str | None, options: Mapping[str, Any]) -> LossFunction | None:

@@ -252,8 +252,6 @@ BUILTIN_METRICS: dict[str, str] = {
     "generated_rouge_1": "ringmaster.techniques.metrics.token_sequences:GeneratedRouge1",
     "generated_rouge_2": "ringmaster.techniques.metrics.token_sequences:GeneratedRouge2",
     "generated_rouge_l": "ringmaster.techniques.metrics.token_sequences:GeneratedRougeL",
-    "word_error_rate": "ringmaster.techniques.metrics.transcripts:WordErrorRate",
-    "character_error_rate": "ringmaster.techniques.metrics.transcripts:CharacterErrorRate",
     **features.dotted_names("METRICS"),
 }
 METRICS = Registry(kind="metric", entry_point_group="ringmaster.metrics", builtin=BUILTIN_METRICS)

@@ -129,8 +129,6 @@ class ModelFacts:
         return self.num_parameters if self.num_trained is None else self.num_trained
 
 
-CTC_SUFFIX = "ForCTC"
-"""The ending of the names of transformers' models that write a token, or none, for each frame of speech."""
 CAUSAL_SUFFIXES = ("ForCausalLM", "LMHeadModel")
 """Endings of the names of transformers' causal language models."""
 

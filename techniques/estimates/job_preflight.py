@@ -22,9 +22,9 @@ from ringmaster.techniques.estimates.memory import copies_reference
 from ringmaster.techniques.estimates.time_estimate import Estimator, describe
 from ringmaster.techniques.job import DISTILLED, PRUNED, STRUCTURED, Job
 from ringmaster.techniques.job_specs import VIRTUAL_TOKENS, DataSpec
-from ringmaster.techniques.loss import loss_function
+from ringmaster.techniques.loss import default_loss, loss_function
 from ringmaster.techniques.metric import why_generating
-from ringmaster.techniques.model_facts import CTC_SUFFIX, ModelFacts, why_no_attention
+from ringmaster.techniques.model_facts import ModelFacts, why_no_attention
 from ringmaster.techniques.models.adapters import attach
 from ringmaster.techniques.models.architectures import note_on_classes
 from ringmaster.techniques.models.build import check_weights, skeleton
@@ -279,7 +279,7 @@ def why_no_generation(technique: Technique, job: Job) -> str | None:
     if isinstance(technique, BlackBox):
         return None
     loss = loss_function(job.loss, job.loss_options)
-    metric = None if (architecture_of(job.model) or "").endswith(CTC_SUFFIX) else why_generating(job.evaluation.metrics)
+    metric = None if default_loss(architecture_of(job.model) or "") else why_generating(job.evaluation.metrics)
     what = f"the loss {loss.name}" if loss is not None and loss.num_written_tokens else metric
     if what is None:
         return None

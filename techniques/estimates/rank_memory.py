@@ -18,7 +18,6 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.nn import functional
 from torch.utils.flop_counter import flop_registry
 
 from ringmaster import features
@@ -363,7 +362,6 @@ def replacements(scene: RankScenario) -> list[tuple[Any, str, Any]]:
     """
     from torch.nn import parallel
 
-    from ringmaster.techniques.losses import ctc
     from ringmaster.techniques.sharding import experts, sequences
     from ringmaster.techniques.training import dropout
 
@@ -379,7 +377,6 @@ def replacements(scene: RankScenario) -> list[tuple[Any, str, Any]]:
             lambda queries, keys: torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries),
         ),
         (experts, "sizes_of", lambda counts, *, total: [total // len(counts)] * len(counts)),  # as if routed evenly
-        (ctc, "frame_losses", _frame_losses),
         *replacements_without_values(),
         replacement_of_tracing(lambda: False),
         (trainers, "draws_of", lambda job, *, data, cache_dir: known),
@@ -397,14 +394,6 @@ def replacements(scene: RankScenario) -> list[tuple[Any, str, Any]]:
     for module in features.modules("trainer"):
         replaced += [(module, name, value) for name, value in getattr(module, "WITHOUT_VALUES", {}).items()]
     return replaced
-
-
-def _frame_losses(logits: Tensor, labels: Tensor, **_: Any) -> Tensor:
-    """A loss with the memory of CTC, whose kernel reads lengths: it keeps a number for each frame and place of a text,
-    two for each label and one more."""
-    log_p = functional.log_softmax(logits, dim=-1, dtype=torch.float32)
-    kept = log_p.new_ones(*log_p.shape[:2], 2 * labels.shape[1] + 1)
-    return (log_p[..., :1] * kept).sum((1, 2))
 
 
 def _model(scene: RankScenario, data: PreparedData, seed: int) -> nn.Module:

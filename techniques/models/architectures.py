@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringmaster.compat.transformers import MODEL_CONSTRUCTION
 from ringmaster.errors import ModelTooLarge
+from ringmaster.features import listed
 from ringmaster.techniques.data_source import PreparedData
 from ringmaster.techniques.job_specs import ModelSpec
 from ringmaster.techniques.model_facts import (
@@ -26,7 +27,6 @@ from ringmaster.techniques.model_facts import (
     text_config_of,
 )
 from ringmaster.techniques.models.model_folders import read_json
-from ringmaster.techniques.models.transcripts import WHISPER
 
 if TYPE_CHECKING:
     from torch import nn
@@ -344,8 +344,8 @@ def _from_data(default: Any, data: PreparedData, *, is_causal: bool) -> Iterator
     if "token" in data.images and hasattr(default, IMAGE_TOKEN):
         yield IMAGE_TOKEN, data.images["token"]
     yield from _of_images(data, default)
-    if default.model_type == WHISPER and data.empty_target:
-        yield "decoder_start_token_id", data.empty_target[0]
+    for further in listed("job", "CONFIG_FIELDS"):
+        yield from further(default, data)
     positions = num_positions(default)
     if positions is not None and data.seq_len is not None:
         needed = data.seq_len + num_positions_before(default, pad_token_id=settable.get("pad_token_id"))

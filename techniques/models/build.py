@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ringmaster.codec import to_json
 from ringmaster.compat.transformers import MODEL_CONSTRUCTION, set_attention
+from ringmaster.features import listed
 from ringmaster.registry import resolve
 from ringmaster.techniques.data.tokenizer_folders import have_other_tokens
 from ringmaster.techniques.data_source import PreparedData
@@ -36,7 +37,6 @@ from ringmaster.techniques.models.model_folders import (
 )
 from ringmaster.techniques.models.peft_format import base_changes_of, base_of, is_adapter, read_adapter
 from ringmaster.techniques.models.quantization import load_quantized
-from ringmaster.techniques.models.transcripts import WHISPER, begin_transcripts
 from ringmaster.techniques.models.weight_values import check_stored_values, check_values
 
 # The methods of quantization whose tensors transformers turns into the model's own without reading values.
@@ -97,8 +97,7 @@ def _begin_as_targets(model: Any, data: PreparedData) -> None:
     if not data.empty_target or not getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         return
     first = data.empty_target[0]
-    if model.config.model_type == WHISPER:
-        begin_transcripts(model, data.empty_target)
+    if any(begin(model, data) for begin in listed("trainer", "TARGET_STARTS")):
         return
     if (shift := getattr(model, "prepare_decoder_input_ids_from_labels", None)) is not None:
         model.config.decoder_start_token_id = int(shift(labels=torch.tensor([data.empty_target]))[0, 0])

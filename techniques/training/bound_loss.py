@@ -28,11 +28,12 @@ from ringmaster.techniques.loss import (
     SEQUENCE_TO_SEQUENCE,
     LossFunction,
     LossInputs,
+    default_loss,
     loss_function,
 )
 from ringmaster.techniques.losses.supervised import CrossEntropy
 from ringmaster.techniques.metric import IGNORED
-from ringmaster.techniques.model_facts import CTC_SUFFIX, is_causal_name
+from ringmaster.techniques.model_facts import is_causal_name
 from ringmaster.techniques.models.layers import DROPOUTS
 
 SampleTensors = Mapping[str, Tensor]
@@ -49,9 +50,6 @@ CLASSIFIER_SUFFIXES = (
     "ForAudioClassification",
     "ForMaskedLM",
 )
-
-CTC = "ctc"
-"""The loss of models whose names end in `CTC_SUFFIX`."""
 
 # Encoder-decoders that predict each label from those before it, and compute the decoder's inputs from the labels.
 SEQUENCE_TO_SEQUENCE_SUFFIXES = ("ForConditionalGeneration", "MTModel")
@@ -357,9 +355,9 @@ def bind_loss(
 
     Causal language models: cross entropy of the next token, over the labels that are not -100. Classifiers: cross
     entropy over labelled rows (or tokens); squared error with one label; binary cross entropy with float labels.
-    Encoder-decoders: cross entropy of the labelled tokens. CTC models: the loss `ctc`. Any other model that returns a
-    `loss`: that loss times the number of rows, which is exact under division of a batch only if the loss is a mean over
-    rows.
+    Encoder-decoders: cross entropy of the labelled tokens. Models that a feature knows: their `default_loss`. Any other
+    model that returns a `loss`: that loss times the number of rows, which is exact under division of a batch only if
+    the loss is a mean over rows.
 
     `model` is the result of `build_model`, before any technique wraps it. Raises ValueError where a named loss is
     unknown, has a wrong option or is not for such a model.
@@ -384,9 +382,9 @@ def _bind_loss(
     is_causal = is_plain and is_causal_name(name)
     is_classifier = is_plain and name.endswith(CLASSIFIER_SUFFIXES)
     is_seq2seq = has_encoder and name.endswith(SEQUENCE_TO_SEQUENCE_SUFFIXES)
-    if job_loss is None and is_plain and name.endswith(CTC_SUFFIX):
-        job_loss = CTC
-    inputs = without_labels if is_causal or is_classifier or job_loss == CTC else arguments
+    own_loss = default_loss(name) if is_plain else None
+    job_loss = job_loss or own_loss
+    inputs = without_labels if is_causal or is_classifier or (own_loss and job_loss == own_loss) else arguments
     base = spec.from_pretrained
     if (function := loss_function(job_loss, options or {})) is not None:
         flags = {CAUSAL: is_causal, CLASSIFIER: is_classifier, SEQUENCE_TO_SEQUENCE: is_seq2seq}

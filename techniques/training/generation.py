@@ -7,25 +7,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import LogitsProcessorList
 
+from ringmaster.features import listed
 from ringmaster.techniques.job_specs import EvaluationSpec
+from ringmaster.techniques.loss import default_loss
 from ringmaster.techniques.metric import IGNORED, ModelMetric, metrics_named
 from ringmaster.techniques.metrics.token_sequences import answer_of
-from ringmaster.techniques.model_facts import CTC_SUFFIX, num_positions
+from ringmaster.techniques.model_facts import num_positions
 from ringmaster.techniques.models.architectures import PIXELS
-from ringmaster.techniques.training.token_sampling import Beating, EndTokens, encodes, end_tokens_of, sample
-
-SPEECH_INPUTS = frozenset({"input_features", "input_values"})
-"""The names of what models of speech read."""
-MAX_START_TOKENS = 4
-"""The most tokens before a text: start, language, task and that there are no timestamps."""
+from ringmaster.techniques.training.token_sampling import EndTokens, encodes, end_tokens_of, sample
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,8 +109,9 @@ class AnswerWriter:
         Raises ValueError where the rows are not prompts with answers.
         """
         ids, labels = batch.get("input_ids"), batch.get("labels")
-        if ids is None and labels is not None and SPEECH_INPUTS & batch.keys():
-            return self._transcripts(model, batch, labels)
+        for write in listed("trainer", "ANSWER_WRITERS"):
+            if (written := write(self, model, batch)) is not None:
+                return cast(list[list[int]], written)
         if ids is None or labels is None or ids.dim() != 2 or labels.dim() != 2 or "position_ids" in batch:
             raise ValueError(f"the samples are not rows of a prompt and an answer. {PROMPTS_REMEDY}")
         if PIXELS in batch:
@@ -136,31 +132,6 @@ class AnswerWriter:
                 model, prompts, max_new_tokens=most, ends=self.ends, device=self.device, processor=Beating(self.beat)
             )
         return [row for (row,) in groups]
-
-    def _transcripts(self, model: Any, batch: Mapping[str, Tensor], labels: Tensor) -> list[list[int]]:
-        """Returns the tokens of recordings, by the model's own settings, which begin as the targets in training do."""
-        (name,) = SPEECH_INPUTS & batch.keys()
-        most = num_expected(labels, self.max_new_tokens) if self.ends.are_ignored else self.max_new_tokens
-        if (positions := getattr(model.config, "max_target_positions", None)) is not None:
-            most = min(most, positions - MAX_START_TOKENS)
-        mask = {key: batch[key].to(self.device) for key in ("attention_mask",) if key in batch}
-        was_training = model.training
-        model.eval()
-        with self.autocast(), torch.no_grad():
-            rows = model.generate(
-                batch[name].to(self.device),
-                max_new_tokens=most,
-                min_new_tokens=most if self.ends.are_ignored else None,
-                do_sample=False,
-                num_beams=1,
-                use_cache=True,
-                logits_processor=LogitsProcessorList([Beating(self.beat)]),
-                **mask,
-            ).tolist()
-        model.train(was_training)
-        start, ends = model.generation_config.decoder_start_token_id, {self.ends.pad_id, *self.ends.token_ids}
-        rows = [row[1:] if row and row[0] == start else row for row in rows]
-        return rows if self.ends.are_ignored else [[*takewhile(lambda token: token not in ends, row)] for row in rows]
 
     def _most_prompt_tokens(self, model: nn.Module) -> int:
         """Returns of how many tokens, the last ones of a prompt, the model has positions in addition to those of the
@@ -190,7 +161,7 @@ def answer_writer_of(evaluation: EvaluationSpec, context: WriterContext) -> Answ
 
     Raises ValueError where the model cannot generate.
     """
-    if type(context.model).__name__.endswith(CTC_SUFFIX):  # its loss reads what it writes of its output
+    if default_loss(type(context.model).__name__) is not None:  # it reads what the model writes of its output
         return None
     reading = [m for m in metrics_named(evaluation.metrics) if m.generates and not isinstance(m, ModelMetric)]
     if not reading:

@@ -3,9 +3,14 @@
 A feature's package has any of these modules, and the core imports those of the kind that it needs:
 
     job         its values in a job: keys, rules, parents (`ringmaster.techniques.job_features.JobFeature`); keys that
-                only batch files have, of a job or of the whole batch (`FileKeys` there)
+                only batch files have, of a job or of the whole batch (`FileKeys` there); kinds of data that are
+                inferred (`ringmaster.techniques.data.inference`), columns that are decisive for kinds of others
+                (`ringmaster.techniques.data.row_kind`), and what data determines of a model's config
+                (`ringmaster.techniques.models.architectures`)
     trainer     its callbacks in training (`ringmaster.techniques.training.callbacks`), and inputs of models in
-                another form than batches have (`ringmaster.techniques.training.bound_loss`)
+                another form than batches have (`ringmaster.techniques.training.bound_loss`); what models begin their
+                targets with (`ringmaster.techniques.models.build`), and how they write answers
+                (`ringmaster.techniques.training.generation`)
     batch       what it does with batch files: entries, further jobs, rules between jobs
                 (`ringmaster.tasks.batch.file_hooks`), and further keys of what makes production models due
                 (`ringmaster.tasks.retraining.due_keys`)
@@ -35,7 +40,8 @@ A feature's package has any of these modules, and the core imports those of the 
 Techniques, losses, metrics, families of metrics, data sources, objectives and engines of features are defined in any of
 their modules. The package's own `__init__.py` lists their dotted names in `TECHNIQUES`, `LOSSES`, `METRICS`,
 `METRIC_FAMILIES`, `DATA_SOURCES`, `OBJECTIVES` and `ENGINES`, and imports none of them; `FORMER_TECHNIQUES` has what
-stored orders of earlier releases call them. Those of installed distributions have entry points.
+stored orders of earlier releases call them. Those of installed distributions have entry points. `MODEL_LOSSES` has
+losses of models by the endings of their class names.
 
 Installed distributions add features by entry points of the group `ringmaster.features`, whose values are packages. No
 feature imports another one.

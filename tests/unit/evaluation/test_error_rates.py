@@ -6,10 +6,10 @@ import pytest
 import torch
 from transformers import Wav2Vec2CTCTokenizer
 
+from ringmaster.features.speech.ctc import Ctc
+from ringmaster.features.speech.error_rates import edit_distance
 from ringmaster.techniques.loss import LossInputs
-from ringmaster.techniques.losses.ctc import Ctc
 from ringmaster.techniques.metric import Outputs, metrics_named
-from ringmaster.techniques.metrics.transcripts import edit_distance
 
 LETTERS = ["<pad>", "<unk>", "|", *"abcde"]
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from transformers import Wav2Vec2Config, Wav2Vec2ForCTC
 
+from ringmaster.features.speech.ctc import Ctc
 from ringmaster.techniques.job_specs import ModelSpec
 from ringmaster.techniques.loss import LossInputs
-from ringmaster.techniques.losses.ctc import Ctc
 from ringmaster.techniques.training.bound_loss import bind_loss
 from tests.unit.compat.test_transformers import SPEECH
 

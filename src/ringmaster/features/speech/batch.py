@@ -5,12 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ringmaster.features.speech.job import CTC_SUFFIX
 from ringmaster.tasks.batch.file_hooks import BatchFileHook
 from ringmaster.tasks.batch.sections import Section
 from ringmaster.techniques.data.inference import architecture_of
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.job_specs import DataSpec, ModelSpec
-from ringmaster.techniques.model_facts import CTC_SUFFIX
 from ringmaster.techniques.models.architectures import CONFIG, architecture
 from ringmaster.techniques.models.model_folders import read_json
 

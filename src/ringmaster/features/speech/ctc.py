@@ -34,6 +34,8 @@ class Ctc(loss.LossFunction):
         """Returns the loss of each row, and 1 for each."""
         import torch
 
+        from ringmaster.features.speech.trainer import frame_losses
+
         config: Any = getattr(inputs.model, "config", None)
         if inputs.logits is None or inputs.labels is None or inputs.logits.dim() != 3 or inputs.labels.dim() != 2:
             raise ValueError(
@@ -77,27 +79,3 @@ def num_frames(inputs: loss.LossInputs) -> Tensor:
     counts = torch.full_like(samples[:, 0], samples.shape[1], dtype=torch.long) if mask is None else samples.sum(-1)
     lengths: Tensor = num_frames_of(inputs.model, counts)
     return lengths.long()
-
-
-def frame_losses(
-    logits: Tensor, labels: Tensor, *, is_counted: Tensor, num_frames: Tensor, blank: int, zero_infinity: bool
-) -> Tensor:
-    """Returns -log p(labels) of each row, [rows], in fp32.
-
-    logits: [rows, frames, tokens]. labels: [rows, tokens], those that are counted.
-    """
-    import torch
-    from torch.nn import functional
-
-    log_p = functional.log_softmax(logits, dim=-1, dtype=torch.float32).transpose(0, 1)
-    # Without cuDNN's kernel, as transformers calls it.
-    with torch.backends.cudnn.flags(enabled=False):
-        return functional.ctc_loss(
-            log_p,
-            labels.masked_select(is_counted),
-            num_frames,
-            is_counted.sum(-1),
-            blank=blank,
-            reduction="none",
-            zero_infinity=zero_infinity,
-        )
