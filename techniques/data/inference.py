@@ -135,10 +135,9 @@ def with_options_of_data(job: Job, *, saved: Mapping[str, Any] | None = None) ->
     of_data: Mapping[str, Any] = {}
     with suppress(ValueError):
         of_data = {} if (loss := loss_class(job.loss)) is None else loss.options_of_data(job.data)
-    further = {**(saved or {}), **of_data}
-    left_out = {key for key, value in of_data.items() if value is None} | job.loss_options.keys()
-    further = {key: value for key, value in further.items() if key not in left_out}
-    return replace(job, loss_options={**job.loss_options, **further})
+    further = {**(saved or {}), **of_data, **job.loss_options}
+    absent = {key for key in of_data if further[key] is None}
+    return replace(job, loss_options={key: value for key, value in further.items() if key not in absent})
 
 
 def with_loss_of(job: Job, *folders: Path) -> Job:

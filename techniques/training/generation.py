@@ -20,7 +20,7 @@ from ringmaster.techniques.metric import IGNORED, ModelMetric, metrics_named
 from ringmaster.techniques.metrics.token_sequences import answer_of
 from ringmaster.techniques.model_facts import num_positions
 from ringmaster.techniques.models.architectures import PIXELS
-from ringmaster.techniques.training.token_sampling import EndTokens, encodes, end_tokens_of, sample
+from ringmaster.techniques.training.token_sampling import Beating, EndTokens, encodes, end_tokens_of, sample
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from ringmaster.features.preference.comparison_rows import MARGIN
-from ringmaster.features.preference.unpaired_rows import DESIRABLE
+from ringmaster.features.preference.preference_rows import DESIRABLE, MARGIN
 from ringmaster.features.stores.passage_answers import PASSAGE_SCORES
 from ringmaster.techniques import loss as registry
 from ringmaster.techniques.data_source import PreparedData

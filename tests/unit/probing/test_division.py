@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from ringmaster.features.on_policy.loss import ADVANTAGES
-from ringmaster.features.preference.comparison_rows import MARGIN
-from ringmaster.features.preference.unpaired_rows import DESIRABLE
+from ringmaster.features.preference.preference_rows import DESIRABLE, MARGIN
 from ringmaster.features.stores.passage_answers import PASSAGE_SCORES
 from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec
 from ringmaster.techniques.data import prepare

@@ -5,7 +5,7 @@ LOSSES = {
     "orpo": "ringmaster.features.preference.preference_losses:Orpo",
     "simpo": "ringmaster.features.preference.preference_losses:Simpo",
     "kto": "ringmaster.features.preference.kto:Kto",
-    "bradley-terry": "ringmaster.features.preference.reward_models:BradleyTerry",
+    "bradley-terry": "ringmaster.features.preference.preference_losses:BradleyTerry",
 }
 METRICS = {
     "preference_accuracy": "ringmaster.features.preference.preference_metrics:PreferenceAccuracy",
@@ -13,6 +13,6 @@ METRICS = {
 }
 DATA_SOURCES = {
     "preference": "ringmaster.features.preference.preference_rows:Preference",
-    "unpaired-preference": "ringmaster.features.preference.unpaired_rows:UnpairedPreference",
-    "comparison": "ringmaster.features.preference.comparison_rows:Comparison",
+    "unpaired-preference": "ringmaster.features.preference.preference_rows:UnpairedPreference",
+    "comparison": "ringmaster.features.preference.preference_rows:Comparison",
 }

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from ringmaster.features.preference.unpaired_rows import DESIRABLE
+from ringmaster.features.preference.preference_rows import DESIRABLE
 from ringmaster.techniques import loss
 from ringmaster.techniques.losses.supervised import log_probabilities
 from ringmaster.techniques.metric import IGNORED

@@ -1,16 +1,21 @@
-"""Prompts with a chosen and a rejected answer, of which a language model learns to prefer the first."""
+"""Prompts with a chosen and a rejected answer, or with single answers that are desirable or not; and their samples."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
+
+import numpy as np
 
 from ringmaster.techniques.data import row_source
 from ringmaster.techniques.data.chat_template import Message
-from ringmaster.techniques.data.row_kind import MEDIA
+from ringmaster.techniques.data.class_labels import read_number
+from ringmaster.techniques.data.row_kind import LABEL, MEDIA
 from ringmaster.techniques.data.sources import chat
 from ringmaster.techniques.data.sources.completion import (
     BESIDE_MESSAGES,
     REPEATED,
+    Completion,
+    CompletionOptions,
     aligned,
     answered,
     answered_by_library,
@@ -19,10 +24,16 @@ from ringmaster.techniques.data.sources.completion import (
     prompt_with_context,
     repeats_prompt,
 )
-from ringmaster.techniques.data.sources.text_rows import filled
-from ringmaster.techniques.data_source import DataOptions, column
+from ringmaster.techniques.data.sources.text_rows import LARGEST, filled
+from ringmaster.techniques.data_source import DataOptions, PreparedData, column
 from ringmaster.techniques.job_features import Description
 
+MARGIN = "margin"
+"""The entry [rows] of a batch with how much greater the reward of the chosen answer should be than the other's."""
+DESIRABLE = "desirable"
+"""The entry [rows] of a batch with 1 for completions that are desirable, and 0 for others."""
+FLAGS = {"true": 1, "1": 1, "false": 0, "0": 0}
+"""The marks of completions as they are written in files."""
 ANSWERS = frozenset({"chosen", "rejected"})
 """The roles of the columns with answers."""
 
@@ -158,3 +169,76 @@ def _pair_turns(row: Mapping[str, Any], context: row_source.SampleContext) -> li
             raise ValueError("the answers do not begin with a common prompt. To fix: add it, or set prompt_column")
         row = {**row, "prompt": chosen[:num_of_prompt]}
     return [prompt_and_answer(row, role, context) for role in ("chosen", "rejected")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonOptions(PreferenceOptions):
+    """The columns of two answers, of which one is better."""
+
+    margin_column: Annotated[
+        str | None, Description("the column that says how much better the chosen answer is, such as score_difference")
+    ] = column("margin", is_optional=True)
+
+
+class Comparison(Preference):
+    """Two rows of tokens, [2, tokens], as of kind preference, with their mask and the margin; 0 without one."""
+
+    name = "comparison"
+    usual_loss = "bradley-terry"
+    options_class: ClassVar[type[DataOptions]] = ComparisonOptions
+    is_causal = False
+    copies_labels = False
+    version = 1
+
+    def sample(self, row: Mapping[str, Any], *, context: row_source.SampleContext) -> Mapping[str, Any]:
+        """Returns the tokens and the mask of both answers, the shorter one filled up, and the margin."""
+        tokens = [answer["input_ids"] for answer in self.pair(row, context=context)]
+        margin = 0.0 if row[MARGIN] in (None, "") else read_number(row[MARGIN])
+        if not abs(margin) <= LARGEST:  # also of NaN
+            raise ValueError(
+                f"the margin is {row[MARGIN]!r:.40}, and not a finite number of 32 bits. To fix: correct it, or name "
+                "another margin_column"
+            )
+        return {
+            "input_ids": filled(tokens, context.tokenizer.pad_id),
+            "attention_mask": filled([[1] * len(each) for each in tokens], 0),
+            MARGIN: np.float32(margin),
+        }
+
+    def reference(self, row: Mapping[str, Any], *, context: row_source.SampleContext) -> Mapping[str, Any] | None:
+        """Returns the tokens of the tokenizer's own calls, as of kind preference."""
+        known = super().reference(row, context=context)
+        return None if known is None else {"input_ids": known["input_ids"]}
+
+    def described(self, prepared: PreparedData) -> PreparedData:
+        """Returns the description with one output."""
+        return replace(prepared, num_labels=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnpairedPreferenceOptions(CompletionOptions):
+    """The columns of a prompt, its completion, and the mark of the completion."""
+
+    label_column: Annotated[
+        str | None, Description("the column that says whether the completion is desirable, such as liked")
+    ] = column("label")
+
+
+class UnpairedPreference(Completion):
+    """The tokens of a prompt and of its completion, as of kind completion, and whether the completion is desirable."""
+
+    name = "unpaired-preference"
+    options_class: ClassVar[type[DataOptions]] = UnpairedPreferenceOptions
+    packs = False
+    version = 1
+
+    def sample(self, row: Mapping[str, Any], *, context: row_source.SampleContext) -> Mapping[str, Any]:
+        """Returns the tokens, labels for those of the completion, and 1 for a desirable completion, else 0."""
+        flag = FLAGS.get(str(row[LABEL]).strip().lower())
+        if flag is None:
+            raise ValueError(
+                f"the label is {row[LABEL]!r:.40}, and neither true nor false. To fix: say whether the completion is "
+                "desirable, name another label_column, or set data.kind to completion and data.ignored_columns to "
+                "[label]"
+            )
+        return {**super().sample(row, context=context), DESIRABLE: np.int64(flag)}
