@@ -474,7 +474,8 @@ class RowKind(StoredSource):
         """
         there = columns_of_files(spec, kind=self.name) if available is None else available
         where = spec.path or f"dataset {spec.dataset!r}"
-        names, decisive = {getattr(each, "name", None) for each in type(self).__mro__}, dict(self.decisive)
-        for kind, further in listed("job", "DECISIVE_COLUMNS"):
-            decisive |= further if kind in names else {}
-        return Columns.find(self.options(spec), there=there, where=where, decisive=decisive)
+        names = {getattr(each, "name", None) for each in type(self).__mro__}
+        further = (
+            pair for kind, columns in listed("job", "DECISIVE_COLUMNS") if kind in names for pair in columns.items()
+        )
+        return Columns.find(self.options(spec), there=there, where=where, decisive={**self.decisive, **dict(further)})

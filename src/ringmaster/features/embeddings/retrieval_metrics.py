@@ -40,9 +40,9 @@ class RecallAt1(GatheredMetric):
     def compute_sums(self, outputs: Outputs) -> Mapping[str, Tensor] | None:
         """Returns the embeddings of anchors and positives, [rows, features] each."""
         states, mask = last_hidden_state(outputs.output), outputs.batch.get("attention_mask")
-        if states is None or mask is None or mask.ndim != 3 or mask.shape[1] < 2:
+        if states is None or mask is None or states.ndim != 3 or mask.ndim != 3 or mask.shape[1] < 2:
             return None
-        if states.ndim != 3 or states.shape[:2] != mask.flatten(0, 1).shape:
+        if states.shape[:2] != mask.flatten(0, 1).shape:
             return None
         pairs = (
             embeddings(states.double(), mask.flatten(0, 1), pooling_of(outputs.base)).reshape(*mask.shape[:2], -1).cpu()

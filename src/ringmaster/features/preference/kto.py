@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from ringmaster.features.preference.preference_losses import PreferenceLoss
 from ringmaster.features.preference.preference_rows import DESIRABLE
 from ringmaster.techniques import loss
-from ringmaster.techniques.losses.supervised import log_probabilities
 from ringmaster.techniques.metric import IGNORED
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ LOSS_TYPES = ("kto", "apo_zero_unpaired")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kto(loss.LossFunction):
+class Kto(PreferenceLoss):
     """A mean over completions, whose values saturate on both sides of a baseline as those of gains and losses do.
 
     With the reference p_ref, the weight w of desirable (undesirable) completions, and y'_i the completion of the row
@@ -37,9 +37,8 @@ class Kto(loss.LossFunction):
     """
 
     name: ClassVar[str] = "kto"
-    kinds: ClassVar[tuple[str, ...]] = (loss.CAUSAL,)
+    in_pairs: ClassVar[bool] = False
     needs_reference: ClassVar[bool] = True
-    drops_out: ClassVar[bool] = False
     reads: ClassVar[tuple[str, ...]] = (DESIRABLE,)
     total_names: ClassVar[tuple[str, ...]] = (ROWS, DIVERGENCE)
 
@@ -63,7 +62,7 @@ class Kto(loss.LossFunction):
         """Returns the loss of each completion, and ones."""
         import torch
 
-        gains, desirable = self._signed(inputs, self._log_ratios(inputs) - self._baseline(inputs))
+        gains, desirable = self._signed(inputs, self.log_ratios(inputs) - self._baseline(inputs))
         weights = torch.where(desirable, self.desirable_weight, self.undesirable_weight)
         losses = weights * (1 - torch.sigmoid(self.beta * gains))
         return losses, torch.ones_like(losses)
@@ -83,21 +82,14 @@ class Kto(loss.LossFunction):
 
     def first_totals(self, inputs: loss.LossInputs) -> Mapping[str, Tensor]:
         """Returns the summands of the divergence."""
-        return {DIVERGENCE: self._log_ratios(inputs)}
+        return {DIVERGENCE: self.log_ratios(inputs)}
 
     def rewards_of(self, inputs: loss.LossInputs) -> Tensor:
         """Returns beta r and 0, the reward of the reference, of each row; the greater one should be the first."""
         import torch
 
-        gains, _ = self._signed(inputs, self.beta * self._log_ratios(inputs))
+        gains, _ = self._signed(inputs, self.beta * self.log_ratios(inputs))
         return torch.stack([gains, torch.zeros_like(gains)], dim=-1)
-
-    def _log_ratios(self, inputs: loss.LossInputs) -> Tensor:
-        assert inputs.reference is not None, "the caller knows whether there is a reference"
-        if inputs.logits is None or inputs.labels is None:
-            missing = "the model returns no logits" if inputs.logits is None else "the samples have no labels"
-            raise ValueError(f"loss kto: {missing}. To fix: train a causal language model on completions with labels")
-        return log_probabilities(inputs.logits, inputs.labels) - inputs.reference
 
     def _baseline(self, inputs: loss.LossInputs) -> Tensor | float:
         mean = inputs.totals[DIVERGENCE] / inputs.totals[ROWS]

@@ -20,18 +20,25 @@ CHOSEN, REJECTED = 0, 1
 
 @dataclass(frozen=True, kw_only=True)
 class PreferenceLoss(loss.LossFunction):
-    """A mean over pairs. The model's dropout is off, as in TRL: its noise would be taken for a preference."""
+    """A mean over answers. The model's dropout is off, as in TRL: its noise would be taken for a preference."""
 
     kinds: ClassVar[tuple[str, ...]] = (loss.CAUSAL,)
     in_pairs: ClassVar[bool] = True
     drops_out: ClassVar[bool] = False
 
     def predictions(self, inputs: loss.LossInputs) -> tuple[Tensor, Tensor]:
-        """Returns logits [rows, 2, tokens, vocabulary] and labels [rows, 2, tokens]. Raises ValueError."""
+        """Returns logits and labels; of pairs [rows, 2, tokens, vocabulary], [rows, 2, tokens]. Raises ValueError."""
         if inputs.logits is None or inputs.labels is None:
             missing = "the model returns no logits" if inputs.logits is None else "the samples have no labels"
-            raise ValueError(f"loss {self.name}: {missing}. To fix: train a causal language model on pairs with labels")
+            raise ValueError(
+                f"loss {self.name}: {missing}. To fix: train a causal language model on answers with labels"
+            )
         return inputs.logits, inputs.labels
+
+    def log_ratios(self, inputs: loss.LossInputs) -> Tensor:
+        """Returns how much likelier each answer is than under the reference: the difference of log-probabilities."""
+        assert inputs.reference is not None, "the caller knows whether there is a reference"
+        return log_probabilities(*self.predictions(inputs)) - inputs.reference
 
 
 def mean_log_probabilities(logits: Tensor, labels: Tensor) -> Tensor:
@@ -72,7 +79,7 @@ class Dpo(PreferenceLoss):
         import torch
         from torch.nn.functional import logsigmoid
 
-        ratios = self._log_ratios(inputs)
+        ratios = self.log_ratios(inputs)
         if self.loss_type == "ipo":
             ratios = ratios / num_labelled(self.predictions(inputs)[1])
         margin = ratios[:, CHOSEN] - ratios[:, REJECTED]
@@ -85,11 +92,7 @@ class Dpo(PreferenceLoss):
 
     def rewards_of(self, inputs: loss.LossInputs) -> Tensor:
         """Returns beta r(y) of both sequences of each pair."""
-        return self.beta * self._log_ratios(inputs)
-
-    def _log_ratios(self, inputs: loss.LossInputs) -> Tensor:
-        assert inputs.reference is not None, "the caller knows whether there is a reference"
-        return log_probabilities(*self.predictions(inputs)) - inputs.reference
+        return self.beta * self.log_ratios(inputs)
 
 
 PAIRS, TOKENS = "pairs", "chosen_tokens"
@@ -198,7 +201,7 @@ class Simpo(PreferenceLoss):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BradleyTerry(loss.LossFunction):
+class BradleyTerry(PreferenceLoss):
     """The negative log-likelihood of the better answers, whose probability is that of Bradley and Terry's model.
 
     With the rewards r+ of the chosen and r- of the rejected answer, the outputs of the model, and the margin m of the
@@ -213,8 +216,6 @@ class BradleyTerry(loss.LossFunction):
 
     name: ClassVar[str] = "bradley-terry"
     kinds: ClassVar[tuple[str, ...]] = (loss.CLASSIFIER,)
-    in_pairs: ClassVar[bool] = True
-    drops_out: ClassVar[bool] = False
     reads: ClassVar[tuple[str, ...]] = (MARGIN,)
 
     center_rewards_coefficient: float = loss.option(0.0, loss.Values(least=0))

@@ -55,7 +55,7 @@ class Ctc(loss.LossFunction):
             inputs.logits,
             labels,
             is_counted=is_counted,
-            num_frames=num_frames(inputs),
+            num_frames=frames_of_rows(inputs),
             blank=config.pad_token_id,
             zero_infinity=config.ctc_zero_infinity,
         )
@@ -66,11 +66,11 @@ class Ctc(loss.LossFunction):
         if inputs.logits is None:
             return None
         blank = inputs.model.config.pad_token_id
-        rows = zip(inputs.logits.argmax(-1).tolist(), num_frames(inputs).tolist(), strict=True)
+        rows = zip(inputs.logits.argmax(-1).tolist(), frames_of_rows(inputs).tolist(), strict=True)
         return [[token for token, _ in groupby(row[:number]) if token != blank] for row, number in rows]
 
 
-def num_frames(inputs: loss.LossInputs) -> Tensor:
+def frames_of_rows(inputs: loss.LossInputs) -> Tensor:
     """Returns the frames of each row that are speech, [rows]; all, where samples have no mask, as in transformers."""
     import torch
 
