@@ -61,9 +61,9 @@ DESCRIPTIONS = {
     ),
     ContentLoss.ONE_COLOUR: LossDescription("are of one colour", "check the files of these images, or remove them"),
     ContentLoss.SAME_ANSWERS: LossDescription(
-        "have one text as chosen and as rejected",
-        "give answers that differ, or remove these rows; name other columns by chosen_column and rejected_column, or "
-        "raise seq_len where the answers differ only behind what is cut off",
+        "have one text as both answers",
+        "give answers that differ, or remove these rows; name other columns of answers, or raise seq_len where they "
+        "differ only behind what is cut off",
     ),
 }
 

@@ -182,7 +182,7 @@ def _why_divisions_differ(
 def with_reference_near(model: nn.Module, loss: BoundLoss, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Returns a batch whose reference is like the model itself, as after the first steps of a training.
 
-    A made-up one may be so far away that a preference has no gradient but rounding.
+    A made-up one may be so far away that a comparison has no gradient but rounding.
     """
     if loss.function is None or not loss.function.compares:
         return dict(batch)

@@ -128,7 +128,7 @@ def cropped(batch: Mapping[str, Tensor], *, seq_len: int | None) -> dict[str, Te
     """Crops tensors of `seq_len` tokens a sample to `LONGEST` tokens; other tensors stay unchanged.
 
     The tokens are those behind padding on the left, where a sample's labels begin, and where the sequences of a pair
-    begin to differ: of a common prompt alone the gradients of a preference cancel, and what is left is rounding.
+    begin to differ: of a common prompt alone the gradients of a comparison cancel, and what is left is rounding.
     """
     if seq_len is None or seq_len <= LONGEST or PIXELS in batch:  # which belong to tokens anywhere in a row
         return dict(batch)

@@ -159,11 +159,11 @@ def test_equal_answers_are_counted_and_refused_where_most_are(
     result = prepared_of(
         tmp_path, [same] * num_same + [other] * (8 - num_same), kind="preference", tokenizer=numbers_tokenizer
     )
-    notes = [each for each in result.notes if "as chosen and as rejected" in each]
+    notes = [each for each in result.notes if "as both answers" in each]
     assert [each.split(", such as")[0] for each in notes] == (
-        [f"{num_same} of 8 have one text as chosen and as rejected"] if num_same else []
+        [f"{num_same} of 8 have one text as both answers"] if num_same else []
     )
-    assert any("as chosen and as rejected" in each for each in result.training_faults) == is_refused
+    assert any("as both answers" in each for each in result.training_faults) == is_refused
 
 
 @pytest.mark.parametrize(
