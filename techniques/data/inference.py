@@ -90,11 +90,6 @@ def inferred_kinds() -> dict[str, tuple[str, ...]]:
     return {"chat": CAUSAL_SUFFIXES, **dict(listed("job", "INFERRED_KINDS")), **KINDS}
 
 
-def kind_of_columns(there: tuple[str, ...]) -> str | None:
-    """Returns the most specific kind that reads some columns by their usual names; None where there is none."""
-    return next((kind for kind in inferred_kinds() if _has_columns(kind, DataSpec(), there)), None)
-
-
 def _suited(model: ModelSpec) -> list[str]:
     """The kinds that suit a model's class, the most specific first."""
     if (architecture := architecture_of(model)) is None:

@@ -419,11 +419,8 @@ def _content(row: Any, where: str, *, column: str, ignored: Sequence[str] = ()) 
         refuse_labels({name for name, value in row.items() if value is not None}.difference(ignored), where)
         return attended(content, row.get(arrow_files.MASK), where)
     if column not in row and "input_ids" not in row:
-        from ringmaster.techniques.data.inference import kind_of_columns  # which imports this module
-
         what = f"has no text (nor input_ids) in column {column!r}; it has {sorted(row)}"
-        remedy = "" if (kind := kind_of_columns(tuple(row))) is None else f", or data.kind to {kind}"
-        raise ValueError(f"{where} {what}. To fix: set text_column{remedy}")
+        raise ValueError(f"{where} {what}. To fix: set text_column, or data.kind to one of such rows (docs/data.md)")
     read = column if column in row else "input_ids"
     text = "it is null" if content is None else f"it is of type {type(content).__name__}"
     raise ValueError(f"{where} has no text in column {read!r}: {text}. To fix: give it a text, or remove the row")

@@ -47,7 +47,7 @@ def test_marked_completions_are_known_by_their_columns(tmp_path):
 
 def test_marked_completions_are_not_learnt_as_text_or_as_they_are(tmp_path):
     said = refused(tmp_path, None, marked([True, False]), seq_len=8)
-    assert "set text_column, or data.kind to unpaired-preference" in said
+    assert "it has ['completion', 'label', 'prompt']. To fix: set text_column, or data.kind" in said
     assert "for the loss kto" in refused(tmp_path, "completion", marked([True, False]))
 
 
