@@ -375,15 +375,6 @@ def loss_class(loss: str | None) -> type[LossFunction] | None:
     return result
 
 
-def default_loss(model_class: str) -> str | None:
-    """Returns the loss of models whose name ends as a feature says (`MODEL_LOSSES` of its package); None for others.
-
-    Such a loss also reads what the model writes from its output.
-    """
-    losses = features.dotted_names("MODEL_LOSSES")
-    return next((losses[ending] for ending in losses if model_class.endswith(ending)), None)
-
-
 def loss_function(loss: str | None, options: Mapping[str, Any]) -> LossFunction | None:
     """Returns a job's loss with its options where the job names one; None as `loss_class`.
 

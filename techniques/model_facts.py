@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
 
+from ringmaster import features
 from ringmaster.codec import SINCE_LATER, stored_flat
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.job_specs import ModelSpec
@@ -131,6 +132,15 @@ class ModelFacts:
 
 CAUSAL_SUFFIXES = ("ForCausalLM", "LMHeadModel")
 """Endings of the names of transformers' causal language models."""
+
+
+def default_loss(model_class: str) -> str | None:
+    """Returns the loss of models whose name ends as a feature says (`MODEL_LOSSES` of its package); None for others.
+
+    Such a loss also reads what the model writes from its output.
+    """
+    losses = features.dotted_names("MODEL_LOSSES")
+    return next((losses[ending] for ending in losses if model_class.endswith(ending)), None)
 
 
 def is_causal_name(name: str) -> bool:

@@ -22,9 +22,9 @@ from ringmaster.techniques.estimates.memory import copies_reference
 from ringmaster.techniques.estimates.time_estimate import Estimator, describe
 from ringmaster.techniques.job import DISTILLED, PRUNED, STRUCTURED, Job
 from ringmaster.techniques.job_specs import VIRTUAL_TOKENS, DataSpec
-from ringmaster.techniques.loss import default_loss, loss_function
+from ringmaster.techniques.loss import loss_function
 from ringmaster.techniques.metric import why_generating
-from ringmaster.techniques.model_facts import ModelFacts, why_no_attention
+from ringmaster.techniques.model_facts import ModelFacts, default_loss, why_no_attention
 from ringmaster.techniques.models.adapters import attach
 from ringmaster.techniques.models.architectures import note_on_classes
 from ringmaster.techniques.models.build import check_weights, skeleton

@@ -28,12 +28,11 @@ from ringmaster.techniques.loss import (
     SEQUENCE_TO_SEQUENCE,
     LossFunction,
     LossInputs,
-    default_loss,
     loss_function,
 )
 from ringmaster.techniques.losses.supervised import CrossEntropy
 from ringmaster.techniques.metric import IGNORED
-from ringmaster.techniques.model_facts import is_causal_name
+from ringmaster.techniques.model_facts import default_loss, is_causal_name
 from ringmaster.techniques.models.layers import DROPOUTS
 
 SampleTensors = Mapping[str, Tensor]
