@@ -22,7 +22,6 @@ BUILTIN: dict[str, str] = {
     "pipeline": "ringmaster.techniques.pipeline:Pipeline",
     "mesh": "ringmaster.techniques.mesh:Mesh",
     "offload": "ringmaster.techniques.offload:Offload",
-    "rewrite": "ringmaster.techniques.rewrite:Rewrite",
     **features.dotted_names("TECHNIQUES"),
 }
 

@@ -182,8 +182,7 @@ def compared_with_parents(compared: Sequence[Mapping[str, Any]]) -> str:
 
     All are measured alike on one device.
 
-    compared: the model first, then its parents, as JSON forms of
-        `ringmaster.techniques.models.rewriting.ModelMeasurements`.
+    compared: the model first, then its parents: `model`, `weight_bytes`, `sparsity`, `batch_s` and `metrics` of each.
     """
     if len(compared) < 2:
         return ""

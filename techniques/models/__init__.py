@@ -1,1 +1,1 @@
-"""Models of jobs: building, export, conversion, adapters, and the rewriting of weights. Imports no torch by itself."""
+"""Models of jobs: building, export, conversion, and adapters. Imports no torch by itself."""

@@ -1,6 +1,6 @@
 """The metrics of a model in a folder, by the loop that evaluates a job at its end."""
 
-from ringmaster.techniques.models.rewriting import evaluator
+from ringmaster.features.adaptation.rewriting import evaluator
 from ringmaster.techniques.processes.ranks import RankContext, take_device
 
 

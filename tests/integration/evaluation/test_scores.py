@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ringmaster.codec import to_json
+from ringmaster.features.adaptation.rewriting import EvaluationOrder
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.evaluation.scores import Cases, score_models
 from ringmaster.tasks.profiling.preflight_runs import TrialEnvironment, slots_of
@@ -15,7 +16,6 @@ from ringmaster.techniques import DataSpec, EvaluationSpec, Job
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.export import export_model
-from ringmaster.techniques.models.rewriting import EvaluationOrder
 from ringmaster.techniques.scoring.scored_rows import TrainingData
 from tests.integration.evaluating import evaluate_model
 from tests.integration.workbench import DIGITS, LLAMA, VIT, write_prose

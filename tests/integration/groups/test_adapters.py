@@ -10,6 +10,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from ringmaster.codec import to_json
+from ringmaster.features.adaptation.rewriting import EvaluationOrder
 from ringmaster.features.quantized_base.job import QuantizedBase
 from ringmaster.features.quantized_base.layers import quantize_base
 from ringmaster.techniques import Adapter, registry
@@ -22,7 +23,6 @@ from ringmaster.techniques.models.adapters import attach
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.export import export_checkpoint, export_model
 from ringmaster.techniques.models.facts import model_facts
-from ringmaster.techniques.models.rewriting import EvaluationOrder
 from tests.integration.evaluating import evaluate_model
 from tests.integration.workbench import (
     ADAMW,

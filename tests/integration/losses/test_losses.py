@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ringmaster.codec import to_json
+from ringmaster.features.adaptation.rewriting import EvaluationOrder
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.evaluation.scores import score_models
 from ringmaster.tasks.profiling.preflight_runs import TrialEnvironment
@@ -16,7 +17,6 @@ from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, ModelSpec, 
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.estimates.job_preflight import preflight_job, why_no_adaptation
 from ringmaster.techniques.estimates.memory import Workload, copies_reference, predict_memory
-from ringmaster.techniques.models.rewriting import EvaluationOrder
 from ringmaster.techniques.preflight_result import FROM_META_STEP, PreflightOrder
 from ringmaster.techniques.training.fused.group_requirements import grouping_obstacle
 from tests.integration.evaluating import evaluate_model

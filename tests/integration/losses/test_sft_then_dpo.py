@@ -13,11 +13,11 @@ import yaml
 from transformers import LlamaForCausalLM
 
 from ringmaster.codec import to_json
+from ringmaster.features.adaptation.rewriting import EvaluationOrder
 from ringmaster.techniques import DataSpec
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.job_specs import CONTINUE, MERGE
 from ringmaster.techniques.models.peft_format import base_of
-from ringmaster.techniques.models.rewriting import EvaluationOrder
 from tests.integration.evaluating import evaluate_model
 from tests.integration.losses.test_losses import CALM_ADAMW, LORA, TINY, preference_job
 from tests.integration.workbench import ADAMW, SINGLE, Layout, is_bit_equal, largest_difference

@@ -6,10 +6,10 @@ from importlib.util import find_spec
 import pytest
 import torch
 
+from ringmaster.features.adaptation.pruning import is_two_of_four
 from ringmaster.techniques import AdaptationSpec, Job, registry
 from ringmaster.techniques.estimates.job_preflight import why_no_adaptation
 from ringmaster.techniques.job import ADAPTATIONS
-from ringmaster.techniques.models.pruning import is_two_of_four
 from ringmaster.techniques.processes.gang_events import TrialMeasured
 from tests.integration.workbench import (
     ADAMW,

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from ringmaster.features.adaptation.rewriting import merge
 from ringmaster.techniques import AdaptationSpec
-from ringmaster.techniques.models.rewriting import merge
 
 SOUP = AdaptationSpec(kind="merged", method="average", parents=("a", "b"))
 TASKS = replace(SOUP, method="task-arithmetic")

@@ -2,9 +2,9 @@ import pytest
 import torch
 from torch import nn
 
+from ringmaster.features.adaptation.pruning import is_two_of_four, largest, prune, two_of_four
 from ringmaster.features.adaptation.trainer import mask_gradients
 from ringmaster.techniques import AdaptationSpec
-from ringmaster.techniques.models.pruning import is_two_of_four, largest, prune, two_of_four
 
 MAGNITUDE = AdaptationSpec(kind="pruned", method="magnitude", sparsity=0.75)
 TWO_OF_FOUR = AdaptationSpec(kind="pruned", method="2:4")

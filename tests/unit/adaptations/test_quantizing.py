@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from ringmaster.features.adaptation.rewrite import Rewrite
 from ringmaster.techniques import AdaptationSpec, DataSpec, Job, ModelSpec
 from ringmaster.techniques.data import PreparedData
 from ringmaster.techniques.job import ADAPTATIONS, INT4_METHODS, INT8_METHODS, QUANTIZED
@@ -22,7 +23,6 @@ from ringmaster.techniques.models.quantization import (
     unpacked,
 )
 from ringmaster.techniques.models.sentence_embeddings import pooling_of
-from ringmaster.techniques.rewrite import Rewrite
 from ringmaster.techniques.scoring.row_scores import _laid_out
 from ringmaster.techniques.technique import GangShape
 from tests.unit.models.conftest import LLAMA

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from ringmaster.features.adaptation.rewrite import Rewrite
 from ringmaster.features.external_trainers.technique import Command
 from ringmaster.techniques.processes import worker
 from ringmaster.techniques.processes.order import TRAIN
 from ringmaster.techniques.processes.worker import _Log, _tolerate_full_logs
-from ringmaster.techniques.rewrite import Rewrite
 from ringmaster.techniques.shared_base import SharedBase
 
 

@@ -1,1 +1,4 @@
-"""Adaptations with steps: a student that learns from a teacher, and a model whose pruned weights stay zero."""
+"""Adaptations: students that learn from teachers, models whose pruned weights stay zero, and models without steps."""
+
+TECHNIQUES = {"rewrite": "ringmaster.features.adaptation.rewrite:Rewrite"}
+FORMER_TECHNIQUES = {"ringmaster.techniques.rewrite:Rewrite": TECHNIQUES["rewrite"]}

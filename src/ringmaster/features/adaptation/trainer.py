@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ringmaster.codec import to_json
+from ringmaster.features.adaptation.pruning import is_two_of_four, prune
+from ringmaster.features.adaptation.rewriting import COMPARING_TIMEOUT_S, compare
 from ringmaster.techniques.job import DISTILLED, PRUNED, AdaptationSpec
 from ringmaster.techniques.metric import IGNORED
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.model_folders import teacher_model
-from ringmaster.techniques.models.pruning import is_two_of_four, prune
-from ringmaster.techniques.models.rewriting import COMPARING_TIMEOUT_S, compare
 from ringmaster.techniques.processes.order import TRAIN, TRIAL
 from ringmaster.techniques.processes.reporter import Reporter
 from ringmaster.techniques.training import bound_loss

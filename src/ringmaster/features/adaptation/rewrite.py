@@ -32,12 +32,12 @@ class Rewrite(BlackBox):
 
     def profile(self, order: GangOrder, reporter: Reporter) -> JobResult:
         """Rewrites the model once, with fresh weights."""
-        from ringmaster.techniques.models.rewriting import profile
+        from ringmaster.features.adaptation.rewriting import profile
 
         return profile(order, reporter)
 
     def run(self, order: GangOrder, reporter: Reporter) -> JobResult:
         """Rewrites the model."""
-        from ringmaster.techniques.models.rewriting import run
+        from ringmaster.features.adaptation.rewriting import run
 
         return run(order, reporter)

@@ -16,6 +16,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from ringmaster.codec import from_json, to_json
+from ringmaster.features.adaptation.pruning import prune
 from ringmaster.techniques import registry
 from ringmaster.techniques.checkpoints.tensor_files import DTYPES
 from ringmaster.techniques.data import PreparedData, prepare
@@ -28,7 +29,6 @@ from ringmaster.techniques.models.export import export_model, export_quantized
 from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.models.model_folders import model_of_folder, quantization_of, weight_bytes
 from ringmaster.techniques.models.peft_format import base_changes_of, base_of, is_adapter, resolved
-from ringmaster.techniques.models.pruning import prune
 from ringmaster.techniques.models.quantization import quantize
 from ringmaster.techniques.models.structured_pruning import narrow
 from ringmaster.techniques.processes.gang_events import JobReady, JobResult, OutcomeStatus, TrialMeasured
