@@ -98,7 +98,7 @@ def open_local_run(
     """
     home, flow_run = settings.home(), current_flow_run()
     flow_runs = [root_run(), "" if flow_run is None else str(flow_run.id)]
-    resumed = folder_of_flow_run(batch, home, flow_runs)
+    resumed = folder_of_flow_run(batch, home, flow_runs, notice=caller.view.notice)
     if resumed is None and options.resume:
         resumed = folder_to_resume(batch, home)
         if resumed is None:

@@ -25,6 +25,7 @@ from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.fact_keys import BATCH, CHECKPOINT_ROOT, FLOW_RUNS, IS_OVER, IS_RECORDED, STATUS
 from ringmaster.tasks.storage.journal import Journal, facts_of_file
+from ringmaster.text import Notice
 
 
 @contextmanager
@@ -105,14 +106,16 @@ def folder_to_resume(batch: Batch, home: Path) -> Path | None:
     return folders[-1]
 
 
-def folder_of_flow_run(batch: Batch, home: Path, flow_runs: Sequence[str]) -> Path | None:
+def folder_of_flow_run(batch: Batch, home: Path, flow_runs: Sequence[str], *, notice: Notice) -> Path | None:
     """Returns the folder of the newest run of the batch that one of these flow runs has begun; None if there is none.
 
     So *Retry* in Prefect continues with a run. What a flow run has trained to its end before does not count where the
     flow run of the batch is another one: a flow may train the same batch again.
 
     flow_runs: as in `FLOW_RUNS`.
+    notice: shows that this flow run has begun a run of the file before it was changed, which is not continued.
     """
+    changed: Path | None = None
     for folder in reversed(runs_below(home / "batches" / batch.name)):
         with suppress(InputError, OSError):  # a run that cannot be read hinders no other one
             facts = facts_of_file(folder / "journal.db", FLOW_RUNS, "status", IS_OVER)
@@ -122,6 +125,13 @@ def folder_of_flow_run(batch: Batch, home: Path, flow_runs: Sequence[str]) -> Pa
                 stored = facts_of_file(folder / "journal.db", "batch").get("batch")
                 if is_batch(batch, stored):
                     return folder
+                if own == flow_runs[1]:
+                    changed = changed or folder
+    if changed is not None:
+        notice(
+            f"the batch file has changed since this flow run has begun the run in {changed}: all jobs are trained "
+            "afresh. To continue with that run, cancel this one, undo the change, and retry it"
+        )
     return None
 
 

@@ -15,6 +15,7 @@ from ringmaster.flows.batch import dry_run as dry_runs
 from ringmaster.flows.batch.run_folder import (
     begun_batch,
     exclusive_lock,
+    folder_of_flow_run,
     folder_to_resume,
     mark_started,
     mark_starting,
@@ -111,6 +112,17 @@ def test_one_whose_records_another_mlflow_had_is_resumed_to_record_them_again(tm
         journal.put("is_recorded", True)
         journal.write_job("a", model_uri=None)
     assert folder_to_resume(BATCH, tmp_path) == folder
+
+
+@pytest.mark.parametrize(("own", "is_changed", "is_told"), [("x", False, False), ("x", True, True), ("y", True, False)])
+def test_a_flow_run_that_is_retried_with_a_changed_file_says_so(tmp_path, own, is_changed, is_told):
+    folder, notices = run(tmp_path, status="interrupted"), []
+    with closing(Journal.of_file(folder / "journal.db")) as journal:
+        journal.put("flow_runs", ["root", "x"])
+    batch = replace(BATCH, text="name: nightly  # changed\n") if is_changed else BATCH
+    found = folder_of_flow_run(batch, tmp_path, ["root", own], notice=notices.append)
+    assert found == (None if is_changed else folder)
+    assert [str(folder) in notice and "all jobs are trained afresh" in notice for notice in notices] == [True] * is_told
 
 
 def plain_run(home, *, weights=b"weights", **changes):
