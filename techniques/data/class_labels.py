@@ -228,6 +228,9 @@ def notes_on(labels: ClassLabels, *, trained: Collection[int], are_learnt: bool)
             "classes that differ in how they are written alone (the form of a number, Unicode's form, blanks, "
             f"characters that are not seen, or letters of other scripts that look the same): {shown(alike)}"
         )
+    parts = {name: [part.strip() for part in re.split(r"[,;|]", name)] for name in labels.names}
+    if several := [name for name, each in parts.items() if len(each) > 1 and not parts.keys().isdisjoint(each)]:
+        yield f"classes that may be several in one text, to be written as a list: {shown(several)}"
     if missing := [name for name in labels.names if name in MISSING_VALUES]:
         yield f"classes that pandas reads as missing values, and that are learnt as the others are: {shown(missing)}"
     if {UNLABELLED, "0"}.issubset(labels.names) and all(map(str.isdecimal, {*labels.names} - {UNLABELLED})):

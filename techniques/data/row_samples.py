@@ -331,18 +331,29 @@ class RowSamples:
                 flat = rows if first.ndim == 1 else [np.moveaxis(row, -1, 0) for row in rows]
                 # 32 bits for tokens, which Python makes numbers of 64, and for empty lists.
                 is_small = first.dtype.kind in "iu" and first.dtype.itemsize < 4
-                values = np.concatenate(flat, dtype=first.dtype if is_small or is_wave else np.int32, casting="unsafe")
+                is_kept = is_small or is_wave
+                values = np.concatenate(flat, dtype=first.dtype if is_kept else np.int64, casting="unsafe")
+                values = values if is_kept else self._in_32_bits(values, name)
                 if self._kind.is_causal and name == arrow_files.LABELS:  # without one, a batch has no mean loss
                     is_learnt = _has_labels(values, lengths)
                 columns[name] = arrow_files.column_of(values, lengths)
             if len(samples) and (others := set().union(*samples) - samples[0].keys()):
                 raise KeyError(min(others))
+        except DataError:
+            raise
         except (ValueError, KeyError, IndexError) as error:
             raise self._refused(error) from error
         if not has_mask and arrow_files.TOKENS in columns:  # all tokens of a sample are read
             values, lengths_of_rows = arrow_files.values_of(columns[arrow_files.TOKENS])
             columns[arrow_files.MASK] = arrow_files.column_of(np.ones(values.shape, np.uint8), lengths_of_rows)
         return arrow_files.table_of(columns), is_cut, is_learnt
+
+    def _in_32_bits(self, values: arrow_files.Array, name: str) -> arrow_files.Array:
+        """Returns whole numbers in 32 bits. Raises DataError where they do not fit."""
+        bounds = np.iinfo(np.int32)
+        if values.min(initial=0) < bounds.min or values.max(initial=0) > bounds.max:
+            raise DataError(f"{self._where}: {name} has numbers of more than 32 bits. To fix: check the column of ids")
+        return values.astype(np.int32)
 
     # Choosing samples
 

@@ -415,7 +415,7 @@ def _content(row: Any, where: str, *, column: str, ignored: Sequence[str] = ()) 
     content: Content | None = row if isinstance(row, FileText) else row.get(column, row.get("input_ids"))
     if isinstance(content, (str, FileText)):
         return content
-    if isinstance(content, list) and all(isinstance(token, int) for token in content):
+    if isinstance(content, list) and {int}.issuperset(map(type, content)):  # also not true and false
         refuse_labels({name for name, value in row.items() if value is not None}.difference(ignored), where)
         return attended(content, row.get(arrow_files.MASK), where)
     if column not in row and "input_ids" not in row:

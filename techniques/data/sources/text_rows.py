@@ -11,6 +11,7 @@ from ringmaster.techniques.data.arrow_files import Array
 from ringmaster.techniques.data.class_labels import as_list, read_number
 from ringmaster.techniques.data.row_kind import MEDIA
 from ringmaster.techniques.data.row_source import Columns, RowSource, SampleContext, text_of
+from ringmaster.techniques.data.text_encoder import VISIBLE
 from ringmaster.techniques.data_source import DataOptions, PreparedData, column, shown
 from ringmaster.techniques.job_features import Description, Distinct
 from ringmaster.techniques.job_specs import DataSpec
@@ -191,6 +192,14 @@ class TokenClassification(RowSource):
         places[marked.start : marked.start + len(kept)] = kept
         segments = {} if marked.segments is None else {"token_type_ids": marked.segments}
         return {"input_ids": marked.tokens, **segments, "labels": _labels_at(places, classes, context)}
+
+    def remark(self, row: Mapping[str, Any], *, context: SampleContext) -> str | None:
+        """Returns the note on a label that may be lost, as many tokenizers have no token for its word."""
+        pairs = zip(as_list(row["tokens"]), as_list(row["label"]), strict=True)
+        is_lost = any(not _is_unlabelled(label) and not VISIBLE.search(str(word)) for word, label in pairs)
+        return (
+            "a word without a visible character has a label; tokenizers may have no token for it" if is_lost else None
+        )
 
     def reference(self, row: Mapping[str, Any], *, context: SampleContext) -> Mapping[str, Any] | None:
         """Returns the tokens by the tokenizer's own call, and the label of the first one of each word."""

@@ -95,14 +95,20 @@ class Tokenized(RowSource):
         return {**sample, MASK: np.ones(len(tokens), np.uint8)}
 
 
+MAX_TOKEN = 2**31 - 1
+
+
 def _numbers(value: Any, name: str) -> Array:
     """A list of whole numbers as an array. Raises ValueError where it is another value."""
     if not isinstance(value, list):
         what = f"is {value!r:.30}, not a list"
         more = " (a class of a whole row is read without seq_len and masks)" if name == LABELS else ""
         raise ValueError(f"{name} {what}. To fix: give a number for each token{more}")
-    if not all(isinstance(each, int) for each in value):
+    types = {int, bool} if name in (MASK, *LOSS_MASKS) else {int}
+    if not types.issuperset(map(type, value)):
         raise ValueError(f"{name} has values that are not whole numbers. To fix: give a number for each token")
+    if max(value, default=0) > MAX_TOKEN or min(value, default=0) < -MAX_TOKEN:
+        raise ValueError(f"{name} has numbers of more than 32 bits. To fix: check the column of ids")
     return np.array(value, dtype=np.int64)
 
 

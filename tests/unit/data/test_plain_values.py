@@ -56,6 +56,20 @@ def test_a_label_that_is_no_plain_number_is_refused_with_its_row(tmp_path, value
     assert f"d.jsonl, row 5: label {value!r} is not a finite number" in fault_of(path, kind="text-regression")
 
 
+@pytest.mark.parametrize("name", ["input_ids", "labels"])
+@pytest.mark.parametrize(("value", "what"), [(2**40, "more than 32 bits"), (2**70, "more than 32 bits"),
+                                             (True, "not whole numbers")])  # fmt: skip
+def test_token_ids_that_are_none_are_refused_with_their_row(tmp_path, name, value, what):
+    rows = [{"input_ids": [1, 2], "labels": [1, 2]}, {"input_ids": [1, 2], "labels": [1, 2], name: [1, value]}]
+    said = fault_of(jsonl(tmp_path / "d.jsonl", rows), kind="tokenized")
+    assert "d.jsonl, row 2: " in said and name in said and what in said
+
+
+def test_true_and_false_are_no_text(tmp_path):
+    path = jsonl(tmp_path / "d.jsonl", [{"input_ids": [True, False] * 9}] * 9)
+    assert "line 1 has no text in column 'input_ids'" in fault_of(path, kind="language-modeling", seq_len=2)
+
+
 @pytest.mark.parametrize(("first", "is_told"), [(2**24 - 4, False), (2**24, True)])
 def test_whole_numbers_that_are_rounded_are_told(tmp_path, first, is_told):
     rows = [{"text": f"word {n}", "label": first + n} for n in range(4)]

@@ -53,6 +53,11 @@ class CountsAgain(Counts):
     version = 2
 
 
+class LargeCounts(Counts):
+    def sample(self, row, *, context):
+        return {"input_ids": [row["n"]], "labels": 0}
+
+
 class Constants(DataSource):
     """Brings its own rows."""
 
@@ -124,6 +129,12 @@ def test_another_version_of_a_kind_prepares_again(kinds, numbers, tmp_path):
     assert prepare(numbers, cache_dir=tmp_path).folder == first.folder
     again = CountsAgain().prepare(numbers, cache_dir=tmp_path)
     assert (again.folder != first.folder, again.digest) == (True, first.digest)
+
+
+def test_tokens_of_more_than_32_bits_are_refused(kinds, tmp_path):
+    spec = DataSpec(kind="counts", path=write(tmp_path / "n.jsonl", [{"n": 2**40}]), seq_len=3, held_out=0)
+    with pytest.raises(ValueError, match=r"input_ids has numbers of more than 32 bits\. To fix: "):
+        LargeCounts().prepare(spec, cache_dir=tmp_path)
 
 
 def test_rows_of_a_data_set_are_read_too(kinds, tmp_path):

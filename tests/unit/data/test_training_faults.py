@@ -163,6 +163,20 @@ def test_labels_that_differ_in_how_they_are_written_are_told(tmp_path, tokenizer
     assert "written" not in "".join(found.notes)
 
 
+@pytest.mark.parametrize(("several", "is_told"), [("a,b", True), ("a | b", True), ("b; c", True), ("1,000", False)])
+def test_a_class_that_may_be_several_is_told(tmp_path, tokenizer, several, is_told):
+    found = prepared_of(tmp_path, "text-classification", texts(["a", "b", several]), tokenizer=tokenizer)
+    note = f"classes that may be several in one text, to be written as a list: {several}"
+    assert (note in found.notes) is is_told
+
+
+def test_a_label_of_a_word_that_is_not_seen_is_told(tmp_path, tokenizer):
+    rows = [{"tokens": ["one", "\u200b"], "tags": ["O", "P"]}, {"tokens": ["one", " "], "tags": ["P", -100]}]
+    found = prepared_of(tmp_path, "token-classification", rows, tokenizer=tokenizer)
+    note = "1 row: a word without a visible character has a label; tokenizers may have no token for it"
+    assert note in found.notes
+
+
 @pytest.mark.parametrize(("missing", "is_told"), [("NaN", True), ("NA", True), ("None", True), ("none", False)])
 def test_a_class_that_other_programs_read_as_missing_is_told(tmp_path, tokenizer, missing, is_told):
     found = prepared_of(tmp_path, "text-classification", texts(["a", "b", missing]), tokenizer=tokenizer)
