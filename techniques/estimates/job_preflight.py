@@ -20,7 +20,7 @@ from ringmaster.techniques.data.stored_source import progress_to
 from ringmaster.techniques.estimates.device_rates import start_gpu_children
 from ringmaster.techniques.estimates.memory import copies_reference
 from ringmaster.techniques.estimates.time_estimate import Estimator, describe
-from ringmaster.techniques.job import DISTILLED, PRUNED, STRUCTURED, Job
+from ringmaster.techniques.job import DISTILLED, PRUNED, Job
 from ringmaster.techniques.job_specs import VIRTUAL_TOKENS, DataSpec
 from ringmaster.techniques.loss import loss_function
 from ringmaster.techniques.metric import why_generating
@@ -29,8 +29,6 @@ from ringmaster.techniques.models.adapters import attach
 from ringmaster.techniques.models.architectures import note_on_classes
 from ringmaster.techniques.models.build import check_weights, skeleton
 from ringmaster.techniques.models.facts import model_facts
-from ringmaster.techniques.models.model_folders import model_of_folder
-from ringmaster.techniques.models.structured_pruning import tensor_sources
 from ringmaster.techniques.preflight_result import Candidate, Preflight, PreflightOrder, Refusal
 from ringmaster.techniques.probing import TinyStepResult, explained, probe
 from ringmaster.techniques.processes import gang_events
@@ -43,7 +41,7 @@ from ringmaster.techniques.technique import (
     why_no_optimizer,
     why_not_exact,
 )
-from ringmaster.techniques.training.callbacks import further_configs
+from ringmaster.techniques.training.callbacks import callback_classes, further_configs
 from ringmaster.techniques.training.optimizers import check_options, freeze, parameter_settings
 from ringmaster.text import message_of
 
@@ -93,10 +91,8 @@ def preflight_job(job: Job, order: PreflightOrder) -> Preflight:
         tried = probe(job, data=data, cache_dir=Path(order.cache_dir), is_there=described is None)
         _check_training(job, data)
         _check_weights(job, data, order.weights)
-    is_narrowed = job.adaptation is not None and job.adaptation.method == STRUCTURED
-    if is_narrowed and (folder := order.weights.get(job.name)) and (larger := model_of_folder(Path(folder))):
-        with explained("adaptation: it does not suit the base", "correct model.config"):
-            tensor_sources(skeleton(larger, data), skeleton(job.model, data))
+    for callback in callback_classes():
+        callback.check_weights(job, data, order.weights)
     facts = model_facts(job.model, data=data, adapter=job.adapter, frozen=job.freeze, base_changes=job.base_changes)
     if tried is not None:
         facts = with_probe(facts, tried, job)
@@ -211,12 +207,10 @@ def _check_training(job: Job, data: PreparedData) -> None:
 
 
 def _check_weights(job: Job, data: PreparedData, folders: Mapping[str, str]) -> None:
-    """Raises StepError where the files of the job's model, its base or its teacher do not have the model's tensors."""
-    base, how = folders.get(job.name), job.adaptation
+    """Raises StepError where the files of the job's model or its base do not have the model's tensors."""
+    base = folders.get(job.name)
     with explained("model: its weights cannot be read", "save the model again"):
         check_weights(job.model, data=data, weights_from=None if base is None else Path(base))
-        if how is not None and how.teacher is not None and how.teacher_model is not None and how.teacher in folders:
-            check_weights(how.teacher_model, data=data, weights_from=Path(folders[how.teacher]))
 
 
 def _other_columns(job: Job, data: PreparedData, order: PreflightOrder) -> list[str]:

@@ -132,6 +132,13 @@ class TrainerCallback:
         """Yields keys to add to a plain config for the search, each with the reason why it cannot be; "" if it can."""
         yield from ()
 
+    @classmethod
+    def check_weights(cls, job: Job, data: PreparedData, folders: Mapping[str, str]) -> None:
+        """Raises StepError, before a job is planned, where weights do not suit it that it reads.
+
+        folders: of its base, by the job's name, and of its other parents, as far as they are there.
+        """
+
     # -- construction, in this order -----------------------------------------------------------------------------------
 
     @classmethod

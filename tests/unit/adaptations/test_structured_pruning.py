@@ -13,8 +13,14 @@ from transformers import (
     Phi3ForCausalLM,
 )
 
+from ringmaster.errors import StepError
+from ringmaster.features.adaptation.structured_pruning import narrow, tensor_sources
+from ringmaster.techniques import DataSpec, Job, ModelSpec, registry
+from ringmaster.techniques.estimates.job_preflight import preflight_job
+from ringmaster.techniques.job import AdaptationSpec
 from ringmaster.techniques.models.architectures import kept_layers
-from ringmaster.techniques.models.structured_pruning import narrow, tensor_sources
+from ringmaster.techniques.preflight_result import PreflightOrder
+from ringmaster.techniques.technique import GangShape
 
 SIZES = {"vocab_size": 40, "hidden_size": 16, "num_attention_heads": 2}
 GPT2 = {"vocab_size": 40, "n_embd": 16, "n_head": 2, "n_positions": 32, "bos_token_id": 0, "eos_token_id": 0}
@@ -101,3 +107,26 @@ def test_joined_matrices_are_refused():
     models = [Phi3ForCausalLM(Phi3Config(**sizes, intermediate_size=width)) for width in (24, 16)]
     with pytest.raises(ValueError, match="more than one width"):
         tensor_sources(*models)
+
+
+def test_a_model_that_is_no_part_of_its_base_is_refused_before_it_is_planned(tmp_path):
+    llama(vocab_size=300).save_pretrained(tmp_path / "base")
+    (tmp_path / "rows.jsonl").write_text("".join(f'{{"text": "row {n} of some words"}}\n' for n in range(200)))
+    config = {**LLAMA, "vocab_size": 300, "num_hidden_layers": 6, "intermediate_size": 24}
+    job = Job(
+        name="a",
+        model=ModelSpec(architecture="LlamaForCausalLM", config=config),
+        data=DataSpec(path=str(tmp_path / "rows.jsonl"), kind="language-modeling", seq_len=16, vocab_size=300),
+        base="larger",
+        num_steps=0,
+        features=(AdaptationSpec(kind="pruned", method="structured"),),
+    )
+    order = PreflightOrder(
+        jobs=(job,),
+        shapes=(GangShape(kind="cpu", num_devices=1, memory_bytes=1 << 33),),
+        techniques={"rewrite": registry.dotted_path("rewrite")},
+        cache_dir=str(tmp_path / "cache"),
+        weights={"a": str(tmp_path / "base")},
+    )
+    with pytest.raises(StepError, match=r"structured pruning: .* is missing"):
+        preflight_job(job, order)

@@ -8,10 +8,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ringmaster.errors import InputError
+from ringmaster.features.adaptation.structured_pruning import tensor_sources
 from ringmaster.flows.retraining import shrinking
 from ringmaster.tasks.retraining.policy import PromotionPolicy
 from ringmaster.techniques import DataSpec, Job, ModelSpec
-from ringmaster.techniques.models.structured_pruning import tensor_sources
 
 P99 = "latency/p99_s"
 POLICY = PromotionPolicy(name="quick", significance=None, limits={P99: (-math.inf, 0.02)})

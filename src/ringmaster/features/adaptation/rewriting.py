@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ringmaster.codec import from_json, to_json
 from ringmaster.features.adaptation.pruning import prune
+from ringmaster.features.adaptation.structured_pruning import narrow
 from ringmaster.techniques import registry
 from ringmaster.techniques.checkpoints.tensor_files import DTYPES
 from ringmaster.techniques.data import PreparedData, prepare
@@ -30,7 +31,6 @@ from ringmaster.techniques.models.facts import model_facts
 from ringmaster.techniques.models.model_folders import model_of_folder, quantization_of, weight_bytes
 from ringmaster.techniques.models.peft_format import base_changes_of, base_of, is_adapter, resolved
 from ringmaster.techniques.models.quantization import quantize
-from ringmaster.techniques.models.structured_pruning import narrow
 from ringmaster.techniques.processes.gang_events import JobReady, JobResult, OutcomeStatus, TrialMeasured
 from ringmaster.techniques.processes.order import EVALUATE, GangOrder, Slot
 from ringmaster.techniques.processes.ranks import RankContext, join

@@ -16,10 +16,13 @@ from torch.nn import functional
 from ringmaster.codec import to_json
 from ringmaster.features.adaptation.pruning import is_two_of_four, prune
 from ringmaster.features.adaptation.rewriting import COMPARING_TIMEOUT_S, compare
-from ringmaster.techniques.job import DISTILLED, PRUNED, AdaptationSpec
+from ringmaster.features.adaptation.structured_pruning import tensor_sources
+from ringmaster.techniques.data_source import PreparedData
+from ringmaster.techniques.job import DISTILLED, PRUNED, STRUCTURED, AdaptationSpec, Job
 from ringmaster.techniques.metric import IGNORED
-from ringmaster.techniques.models.build import build_model
-from ringmaster.techniques.models.model_folders import teacher_model
+from ringmaster.techniques.models.build import build_model, check_weights, skeleton
+from ringmaster.techniques.models.model_folders import model_of_folder, teacher_model
+from ringmaster.techniques.probing import explained
 from ringmaster.techniques.processes.order import TRAIN, TRIAL
 from ringmaster.techniques.processes.reporter import Reporter
 from ringmaster.techniques.training import bound_loss
@@ -49,6 +52,18 @@ class AdaptationCallback(TrainerCallback):
         """Returns whether the job has an adaptation, and is trained."""
         is_trained = state.technique is not None and state.order.purpose in (TRAIN, TRIAL)
         return is_trained and state.job.adaptation is not None
+
+    @classmethod
+    def check_weights(cls, job: Job, data: PreparedData, folders: Mapping[str, str]) -> None:
+        """Refuses a teacher without its model's tensors, and a base of which the job's smaller model is no part."""
+        how, folder = job.adaptation, folders.get(job.name)
+        if how is not None and how.teacher_model is not None and (teacher := folders.get(how.teacher or "")):
+            with explained("model: its weights cannot be read", "save the model again"):
+                check_weights(how.teacher_model, data=data, weights_from=Path(teacher))
+        is_narrowed = how is not None and how.method == STRUCTURED
+        if is_narrowed and folder is not None and (larger := model_of_folder(Path(folder))):
+            with explained("adaptation: it does not suit the base", "correct model.config"):
+                tensor_sources(skeleton(larger, data), skeleton(job.model, data))
 
     def change_model(self, trainer: TrainedModel, model: nn.Module, loss: bound_loss.BoundLoss) -> bound_loss.BoundLoss:
         """Prunes the model, or returns the loss of a student; evaluation uses the model's own."""
