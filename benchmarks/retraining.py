@@ -27,7 +27,7 @@ from statistics import mean
 import numpy as np
 
 from benchmarks.page import write_section
-from ringmaster.features.retraining_value.value import Measurement, RunObservation, ValueTerms, decide
+from ringmaster.features.retraining_value.value import MetricMeasurement, RunObservation, ValueTerms, decide
 from ringmaster.tasks.retraining.drift import DriftEntry, FeatureReference, drifts_of, references_of
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -126,10 +126,10 @@ class Replay:
         days = slice(NUM_BEFORE + day - window + 1, NUM_BEFORE + day + 1)
         return np.linalg.solve(gram[days].sum(0), moment[days].sum(0))
 
-    def measured(self, day: int, model: "Training") -> Measurement:
+    def measured(self, day: int, model: "Training") -> MetricMeasurement:
         """Returns the squared error of a model on the rows of a day that are held out."""
         errors = self.errors(day, model) ** 2
-        return Measurement(day=day, value=float(errors.mean()), stderr=float(errors.std() / math.sqrt(NUM_ROWS)))
+        return MetricMeasurement(day=day, value=float(errors.mean()), stderr=float(errors.std() / math.sqrt(NUM_ROWS)))
 
     def errors(self, day: int, model: "Training") -> Array:
         """Returns the errors [rows] of a model on the rows of a day that are held out."""

@@ -192,7 +192,7 @@ def opened(size: Size, *, num_clients: int = NUM_CLIENTS) -> Iterator[Any]:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from ringmaster.features.endpoint.compute.endpoint import Endpoint
-    from ringmaster.features.endpoint.compute.requests import AdapterSpec, Limits
+    from ringmaster.features.endpoint.compute.requests import AdapterSpec, EndpointLimits
 
     torch.manual_seed(0)
     heads = size.hidden // 32
@@ -208,7 +208,7 @@ def opened(size: Size, *, num_clients: int = NUM_CLIENTS) -> Iterator[Any]:
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder) / "base"
         LlamaForCausalLM(config).save_pretrained(base)
-        limits = Limits(max_adapters=NUM_CLIENTS, max_rank=RANK, seq_len=512)
+        limits = EndpointLimits(max_adapters=NUM_CLIENTS, max_rank=RANK, seq_len=512)
         endpoint: Any = Endpoint(base=str(base), limits=limits, folder=Path(folder) / "endpoint")
         endpoint.base = base
         for i in range(num_clients):
@@ -221,12 +221,12 @@ def request_of(client: str, size: Size) -> Any:
     """Returns the loss of one random row."""
     import torch
 
-    from ringmaster.features.endpoint.compute.requests import LossRequest, Row
+    from ringmaster.features.endpoint.compute.requests import LossRequest, TokenRow
 
     tokens = torch.randint(NUM_TOKENS, (size.length + 1,))
     inputs = {"target_tokens": tokens[1:], "weights": torch.ones(size.length)}
     return LossRequest(
-        client=client, rows=(Row(tokens=tuple(tokens[:-1].tolist()), loss_inputs=inputs),), loss="cross_entropy"
+        client=client, rows=(TokenRow(tokens=tuple(tokens[:-1].tolist()), loss_inputs=inputs),), loss="cross_entropy"
     )
 
 

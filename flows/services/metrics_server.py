@@ -44,7 +44,7 @@ from ringmaster.flows.services.serving import (
     server_of,
 )
 from ringmaster.tasks.pool.nodes import NodeStatus
-from ringmaster.tasks.pool.pool_monitor import PLAN_REASONS, Measurement, PoolMonitor, PoolState
+from ringmaster.tasks.pool.pool_monitor import PLAN_REASONS, PoolMeasurement, PoolMonitor, PoolState
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import ENDED
 from ringmaster.techniques.processes.gang_events import OutcomeStatus
@@ -135,7 +135,7 @@ STATE_GAUGES: Sequence[tuple[str, str, Sequence[str], Callable[[PoolState], Rows
         lambda state: _one(state.leader is not None and state.leader.is_there),
     ),
 )
-GAUGES: Sequence[tuple[str, str, Sequence[str], Callable[[Measurement], Rows]]] = (
+GAUGES: Sequence[tuple[str, str, Sequence[str], Callable[[PoolMeasurement], Rows]]] = (
     (
         "ringmaster_database_up",
         "Whether the pool's database answers (1) or not (0).",
@@ -161,7 +161,7 @@ GAUGES: Sequence[tuple[str, str, Sequence[str], Callable[[Measurement], Rows]]] 
         lambda state: _one(None if state.state is None else len(state.counts.running)),
     ),
 )
-COUNTERS: Sequence[tuple[str, str, Sequence[str], Callable[[Measurement], Rows]]] = (
+COUNTERS: Sequence[tuple[str, str, Sequence[str], Callable[[PoolMeasurement], Rows]]] = (
     (
         "ringmaster_leader_changes",
         "Number of times that a controller has taken the lead, since the database is there.",
@@ -198,7 +198,7 @@ COUNTERS: Sequence[tuple[str, str, Sequence[str], Callable[[Measurement], Rows]]
 class PoolCollector(Collector):
     """Collects the metrics of a pool. measure: returns what is known of it now."""
 
-    def __init__(self, measure: Callable[[], Measurement]) -> None:
+    def __init__(self, measure: Callable[[], PoolMeasurement]) -> None:
         self._measure = measure
 
     def collect(self) -> Iterator[Metric]:
@@ -279,7 +279,7 @@ def _sample(monitor: PoolMonitor, server: uvicorn.Server, over: threading.Event,
 
 
 def metrics_app(
-    measure: Callable[[], Measurement],
+    measure: Callable[[], PoolMeasurement],
     *,
     username: str,
     password: str,

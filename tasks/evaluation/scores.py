@@ -113,7 +113,7 @@ class Estimate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class ScoreComparison:
     """By how much one model is better than another on the same rows.
 
     gain: the difference in the metric; positive if the model is better.
@@ -147,7 +147,7 @@ def compare(
     *,
     num_draws: int = NUM_DRAWS,
     seed: int = 0,
-) -> Comparison:
+) -> ScoreComparison:
     """Compares two models on the same rows, in the same order. Raises ValueError if their numbers of rows differ."""
     if len(model) != len(other):
         raise ValueError(f"{len(model)} rows cannot be compared with {len(other)}: give both models the same data")
@@ -162,7 +162,7 @@ def compare(
     # The smallest p-value that n differing rows support: without an effect, all gain with probability 0.5^n. A
     # bootstrap resamples only these rows, so it would be certain of a gain that all of them share, even of one row.
     least = float(0.5**num_different)
-    return Comparison(
+    return ScoreComparison(
         gain=gain,
         low=low,
         high=high,

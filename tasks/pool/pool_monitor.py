@@ -118,7 +118,7 @@ class PoolState:
     ends: Mapping[tuple[str, str, str], float] = field(default_factory=dict)
 
 
-class StateReader:
+class PoolStateReader:
     """Reads the state again and again; long rows, which do not change, are read once."""
 
     def __init__(self) -> None:
@@ -327,7 +327,7 @@ def count(connection: Connection, before: PoolCounts) -> PoolCounts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measurement:
+class PoolMeasurement:
     """What is known of a pool at one moment.
 
     state: None while the database does not answer, and before it has answered for the first time.
@@ -353,7 +353,7 @@ class PoolMonitor:
     def __init__(self, open_database: Callable[[], Database], *, clock: Callable[[], float] = time.monotonic) -> None:
         self._open, self._clock = open_database, clock
         self._database: Database | None = None
-        self._reader = StateReader()
+        self._reader = PoolStateReader()
         self._lock = threading.Lock()
         self._state: PoolState | None = None
         self._sampled_s = 0.0
@@ -378,13 +378,13 @@ class PoolMonitor:
         with self._lock:
             self._take(state, counted)
 
-    def measurement(self) -> Measurement:
+    def measurement(self) -> PoolMeasurement:
         """Returns what the last sample has found. Ages are those of now."""
         with self._lock:
             state, since_s = self._state, self._clock() - self._sampled_s
             nodes = state.nodes if state is not None else ()
             is_led = state is not None and state.leader is not None and state.leader.is_there
-            return Measurement(
+            return PoolMeasurement(
                 state=state,
                 counts=self._counts or PoolCounts(),
                 device_seconds=dict(self._device_seconds),

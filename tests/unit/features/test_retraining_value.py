@@ -8,7 +8,7 @@ import pytest
 
 from ringmaster.features.retraining_value.drawing import draw_value
 from ringmaster.features.retraining_value.value import (
-    Measurement,
+    MetricMeasurement,
     RunObservation,
     ValueTerms,
     cheapest_age,
@@ -28,7 +28,7 @@ def observed(values, *, first_day=0, seed=0):
     draw = np.random.default_rng(seed)
     noisy = [value + draw.normal(scale=NOISE) for value in values]
     return [
-        RunObservation(champion=Measurement(day=first_day + i, value=value, stderr=NOISE))
+        RunObservation(champion=MetricMeasurement(day=first_day + i, value=value, stderr=NOISE))
         for i, value in enumerate(noisy)
     ]
 

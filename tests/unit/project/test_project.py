@@ -6,12 +6,15 @@ import re
 import shutil
 import subprocess
 import tomllib
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
 from packaging.requirements import Requirement
+
+from benchmarks.code_size import SHIPPED, tracked
 
 ROOT = Path(__file__).parents[3]
 TEXTS = {".py", ".md", ".yaml", ".yml", ".toml", ".txt", ".svg", ".json", ""}
@@ -305,3 +308,12 @@ def test_an_entry_point_is_there(entrypoint: str):
     file = ROOT / "src" / f"{module.replace('.', '/')}.py"
     defined = [node.name for node in ast.parse(file.read_text()).body if isinstance(node, ast.FunctionDef)]
     assert function in defined
+
+
+def test_no_two_classes_have_one_name():
+    places = defaultdict(list)
+    for file in tracked(ROOT, SHIPPED, suffix=".py"):
+        for node in ast.walk(ast.parse((ROOT / file).read_text())):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].append(f"{file}:{node.lineno}")
+    assert not {name: files for name, files in places.items() if len(files) > 1}

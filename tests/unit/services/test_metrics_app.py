@@ -13,10 +13,10 @@ from ringmaster.tasks.pool.pool_monitor import (
     BatchStage,
     DeviceStatus,
     LeaderState,
-    Measurement,
     NodeReading,
     PlanState,
     PoolCounts,
+    PoolMeasurement,
     PoolState,
 )
 
@@ -36,14 +36,14 @@ STATE = PoolState(
     plan=PlanState(id=8, made_s=1e9, makespan_s=600.0, gap=0.25),
     ends={("nightly", "llama", "earliest"): 1e9 + 60},
 )
-KNOWN = Measurement(
+KNOWN = PoolMeasurement(
     state=STATE,
     counts=PoolCounts(plans={"clock": 2}, segments={"done": 7}, jobs={"failed": 1}, running=frozenset({4, 5, 6})),
     device_seconds={("n1", DeviceStatus.IDLE): 30.0},
     node_heartbeat_age_s={"n1": 2.5},
     leader_heartbeat_age_s=1.5,
 )
-AWAY = Measurement(
+AWAY = PoolMeasurement(
     state=None, counts=KNOWN.counts, device_seconds={}, node_heartbeat_age_s={}, leader_heartbeat_age_s=None
 )
 

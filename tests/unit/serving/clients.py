@@ -10,7 +10,7 @@ import numpy as np
 
 from ringmaster.codec import from_json
 from ringmaster.features.endpoint.compute.process import calls_of
-from ringmaster.features.endpoint.compute.requests import Limits
+from ringmaster.features.endpoint.compute.requests import EndpointLimits
 from ringmaster.features.endpoint.server import binary_messages
 from ringmaster.features.endpoint.server.compute_link import CallFailed, ComputeLink, ComputeProcessDied
 from ringmaster.features.endpoint.server.endpoint_file import BaseEntry, EndpointFile, ServeEntry
@@ -30,7 +30,7 @@ class LinkInProcess(ComputeLink):
         self._settings.folder.mkdir(parents=True, exist_ok=True)
         make = {"base": self._settings.base, "folder": self._settings.folder, "device": "cpu"}
         try:
-            self._calls = calls_of(FakeEndpoint(limits=from_json(Limits, self._settings.limits), **make))
+            self._calls = calls_of(FakeEndpoint(limits=from_json(EndpointLimits, self._settings.limits), **make))
         except ValueError as error:
             raise CallFailed(str(error)) from error
 

@@ -12,7 +12,7 @@ from ringmaster.features.endpoint.compute.requests import (
     EndpointLostError,
     LossResult,
     Price,
-    Refusal,
+    RequestRefusal,
     SampledSequence,
     SampleResult,
 )
@@ -86,11 +86,11 @@ class FakeEndpoint:
 
     def _loss(self, request):
         if request.loss not in LOSSES:
-            return Refusal(reason=f"{request.loss!r} is not a loss that is served")
+            return RequestRefusal(reason=f"{request.loss!r} is not a loss that is served")
         if any(len(row.tokens) > self.limits.seq_len for row in request.rows):
-            return Refusal(reason="a row is too long")
+            return RequestRefusal(reason="a row is too long")
         if any(row.tokens[0] == 555 for row in request.rows):
-            return Refusal(reason="a row is refused")
+            return RequestRefusal(reason="a row is refused")
         outputs, total = [], 0.0
         for row in request.rows:
             if row.tokens[0] == 666:
@@ -110,7 +110,7 @@ class FakeEndpoint:
     def _stepped(self, each):
         if each.weight_decay == 0.555:
             self._gradients[each.client] = 0.0
-            return Refusal(reason="the gradients are not finite", drops_gradients=True)
+            return RequestRefusal(reason="the gradients are not finite", drops_gradients=True)
         state = self._states[each.client]
         state["value"] -= each.learning_rate * self._gradients[each.client]
         state |= {"step": state["step"] + 1, "grad_norm": 1.0}

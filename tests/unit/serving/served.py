@@ -4,11 +4,11 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ringmaster.features.endpoint.compute.endpoint import Endpoint
-from ringmaster.features.endpoint.compute.requests import AdamStep, Limits, LossRequest, Row
+from ringmaster.features.endpoint.compute.requests import AdamStep, EndpointLimits, LossRequest, TokenRow
 
 NUM_TOKENS, SEQ_LEN = 61, 64
 LOSSES = ("cross_entropy", "importance_sampling", "ppo", "cispo", "dro", "gspo")
-LIMITS = Limits(max_adapters=17, max_rank=8, seq_len=SEQ_LEN)
+LIMITS = EndpointLimits(max_adapters=17, max_rank=8, seq_len=SEQ_LEN)
 
 
 def write_base(folder, **config):
@@ -39,7 +39,7 @@ def row_of(*, length, loss, seed, num_tokens=NUM_TOKENS):
     if loss == "gspo":
         inputs["sequence_ratio_mask"] = torch.ones(length)
         inputs |= {"clip_low_threshold": torch.full((length,), 0.5), "clip_high_threshold": torch.full((length,), 9.0)}
-    return Row(tokens=tuple(tokens[:-1].tolist()), loss_inputs=inputs)
+    return TokenRow(tokens=tuple(tokens[:-1].tolist()), loss_inputs=inputs)
 
 
 def request_of(client, *, lengths=(20,), loss="cross_entropy", seed=0, **options):

@@ -17,9 +17,9 @@ from ringmaster.features.endpoint.compute.requests import (
     AdamStep,
     AdapterSpec,
     EndpointLostError,
-    Refusal,
-    Row,
-    SampleRequest,
+    RequestRefusal,
+    SamplingRequest,
+    TokenRow,
 )
 from ringmaster.techniques.multi_adapter.multi_adapter_base import MultiAdapterBase
 
@@ -85,7 +85,7 @@ def together(endpoint, *, order):
             waiting.add(i)
         stepping = [i for i in sorted(waiting) if chance.random() < 0.7]
         for i, answer in zip(stepping, endpoint.step([step_of(f"c{i}", i) for i in stepping]), strict=True):
-            assert not isinstance(answer, Refusal)
+            assert not isinstance(answer, RequestRefusal)
             waiting.remove(i)
             done[i] += 1
     return losses
@@ -123,11 +123,11 @@ def test_a_client_whose_loss_is_not_finite_leaves_the_others_alone(base, tmp_pat
     endpoint.add("good", AdapterSpec(rank=4))
     endpoint.add("bad", AdapterSpec(rank=4))
     row = row_of(length=20, loss="cross_entropy", seed=1)
-    broken = Row(tokens=row.tokens, loss_inputs={**row.loss_inputs, "weights": torch.full((20,), torch.inf)})
+    broken = TokenRow(tokens=row.tokens, loss_inputs={**row.loss_inputs, "weights": torch.full((20,), torch.inf)})
     bad = replace(request_of("bad"), rows=(broken,))
     endpoint.compute([bad, request_of("good", seed=1)])
     answers = endpoint.step([AdamStep(client="bad"), AdamStep(client="good")])
-    assert isinstance(answers[0], Refusal) and "not finite" in answers[0].reason and answers[0].drops_gradients
+    assert isinstance(answers[0], RequestRefusal) and "not finite" in answers[0].reason and answers[0].drops_gradients
     alone = open_endpoint(base, tmp_path / "alone")
     alone.add("good", AdapterSpec(rank=4))
     alone.compute([request_of("good", seed=1)])
@@ -181,7 +181,7 @@ def test_targets_may_be_several_for_each_token(base, tmp_path):
     doubled = {"target_tokens": torch.stack([targets, targets.flip(0)], 1), "weights": weights[:, None].repeat(1, 2)}
     several, one = endpoint.compute(
         [
-            replace(request_of("c"), rows=(Row(tokens=row.tokens, loss_inputs=doubled),), with_gradients=False),
+            replace(request_of("c"), rows=(TokenRow(tokens=row.tokens, loss_inputs=doubled),), with_gradients=False),
             replace(request_of("c"), rows=(row,), with_gradients=False),
         ]
     )
@@ -247,7 +247,7 @@ def test_gradients_that_are_forgotten_stay_forgotten(base, tmp_path):
     endpoint.forget_gradients()
     for each in (endpoint, open_endpoint(base, tmp_path)):
         (answer,) = each.step([AdamStep(client="c")])
-        assert isinstance(answer, Refusal) and "no gradients" in answer.reason
+        assert isinstance(answer, RequestRefusal) and "no gradients" in answer.reason
 
 
 def test_the_gradients_of_one_client_are_forgotten_alone(base, tmp_path):
@@ -257,7 +257,7 @@ def test_the_gradients_of_one_client_are_forgotten_alone(base, tmp_path):
     endpoint.compute([request_of("one"), request_of("two")])
     endpoint.forget_gradients("one")
     forgotten, kept = endpoint.step([AdamStep(client="one"), AdamStep(client="two")])
-    assert isinstance(forgotten, Refusal) and kept["grad_norm"] > 0
+    assert isinstance(forgotten, RequestRefusal) and kept["grad_norm"] > 0
 
 
 def test_a_record_that_a_kill_cut_off_is_left_out(base, tmp_path, monkeypatch):
@@ -298,7 +298,7 @@ def test_a_full_disk_refuses_steps_and_changes_nothing(base, tmp_path, monkeypat
     with monkeypatch.context() as full:
         full.setattr(RequestJournal, "append", full_disk)
         (refused,) = endpoint.step([AdamStep(client="c")])
-    assert isinstance(refused, Refusal) and "No space left" in refused.reason
+    assert isinstance(refused, RequestRefusal) and "No space left" in refused.reason
     endpoint.step([AdamStep(client="c")])
     assert endpoint.clients()["c"].step == 1
 
@@ -341,7 +341,7 @@ def test_an_endpoint_whose_computation_fails_is_opened_anew(base, tmp_path, monk
     acts = {
         "learn": lambda: endpoint.compute([request_of("c")]),
         "outputs": lambda: endpoint.compute([request_of("c", with_gradients=False)]),
-        "hidden_states": lambda: endpoint.sample([SampleRequest(prompt=(1, 2), max_tokens=1)]),
+        "hidden_states": lambda: endpoint.sample([SamplingRequest(prompt=(1, 2), max_tokens=1)]),
         "take_step": lambda: endpoint.step([AdamStep(client="c")]),
     }
     with monkeypatch.context() as full, pytest.raises(EndpointLostError, match="out of memory"):
@@ -373,10 +373,10 @@ def test_an_endpoint_that_is_ahead_of_its_disk_is_opened_anew(base, tmp_path, mo
         ({"loss_config": {"beta": 1.0}}, "no setting 'beta'"),
         ({"rows": ()}, "no rows"),
         ({"rows": (row_of(length=SEQ_LEN + 1, loss="cross_entropy", seed=0),)}, "takes up to 64"),
-        ({"rows": (Row(tokens=(1, 99), loss_inputs={"target_tokens": torch.tensor([1, 2])}),)}, "does not know"),
-        ({"rows": (Row(tokens=(1, 2), loss_inputs={"target_tokens": torch.tensor([1, 99])}),)}, "not tokens"),
-        ({"rows": (Row(tokens=(1, 2), loss_inputs={"target_tokens": torch.tensor([1])}),)}, "of shape"),
-        ({"rows": (Row(tokens=(1, 2), loss_inputs={}),)}, "no target_tokens"),
+        ({"rows": (TokenRow(tokens=(1, 99), loss_inputs={"target_tokens": torch.tensor([1, 2])}),)}, "does not know"),
+        ({"rows": (TokenRow(tokens=(1, 2), loss_inputs={"target_tokens": torch.tensor([1, 99])}),)}, "not tokens"),
+        ({"rows": (TokenRow(tokens=(1, 2), loss_inputs={"target_tokens": torch.tensor([1])}),)}, "of shape"),
+        ({"rows": (TokenRow(tokens=(1, 2), loss_inputs={}),)}, "no target_tokens"),
         ({"loss": "ppo"}, "no logprobs"),
     ],
 )
@@ -385,10 +385,10 @@ def test_a_request_that_cannot_be_computed_is_refused_and_the_others_go_on(base,
     endpoint.add("c", AdapterSpec(rank=4))
     endpoint.add("d", AdapterSpec(rank=4))
     refused, result = endpoint.compute([replace(request_of("c"), **change), request_of("d")])
-    assert isinstance(refused, Refusal) and reason in refused.reason
+    assert isinstance(refused, RequestRefusal) and reason in refused.reason
     assert result.outputs[0]["logprobs"].shape == (20,)
     stepped = endpoint.step([AdamStep(client="c"), AdamStep(client="d")])
-    assert isinstance(stepped[0], Refusal) and "no gradients" in stepped[0].reason
+    assert isinstance(stepped[0], RequestRefusal) and "no gradients" in stepped[0].reason
     assert stepped[1]["grad_norm"] > 0
 
 
@@ -428,7 +428,7 @@ def test_a_step_with_settings_out_of_their_range_is_refused_and_may_be_taken_aga
     endpoint.add("c", AdapterSpec(rank=4))
     endpoint.compute([request_of("c")])
     (refused,) = endpoint.step([AdamStep(client="c", **change)])
-    assert isinstance(refused, Refusal) and next(iter(change)) in refused.reason
+    assert isinstance(refused, RequestRefusal) and next(iter(change)) in refused.reason
     (taken,) = endpoint.step([AdamStep(client="c")])
     assert taken["grad_norm"] > 0 and endpoint.clients()["c"].step == 1
 

@@ -22,7 +22,12 @@ from ringmaster.features.endpoint.server.endpoint_server import EndpointServer
 from ringmaster.features.endpoint.server.endpoint_service import EndpointService
 from ringmaster.features.endpoint.server.recording import record_clients
 from ringmaster.features.endpoint.server.replicas import CPU
-from ringmaster.features.endpoint.server.store import Checkpoint, EndpointStore, RequestKind, StoredRequest
+from ringmaster.features.endpoint.server.store import (
+    ClientCheckpoint,
+    EndpointRequestKind,
+    EndpointStore,
+    StoredRequest,
+)
 from tests.unit.serving.clients import BINARY, LinkInProcess, entry_of, eventually, loss_message, running
 from tests.unit.serving.fake_endpoint import FakeEndpoint
 
@@ -92,7 +97,7 @@ def test_the_time_without_a_sign_of_life_begins_when_signs_can_be_given(tmp_path
 
 
 def request_of(model, seq):
-    options = {"owner": "ann", "base": "tiny", "kind": RequestKind.STEP, "work": {"learning_rate": 0.1}}
+    options = {"owner": "ann", "base": "tiny", "kind": EndpointRequestKind.STEP, "work": {"learning_rate": 0.1}}
     return StoredRequest(id=f"{model}:{seq}", stream=model, seq=seq, **options)
 
 
@@ -163,7 +168,9 @@ def test_the_newest_checkpoint_is_the_last_one_also_where_the_clock_was_set_back
     values = {"owner": "ann", "model": "m", "base": "tiny", "folder": tmp_path, "spec": {}, "step": 1}
     with closing(EndpointStore(tmp_path / "endpoint.sqlite")) as store:
         for uri, created_s in (("one", 2.0), ("two", 1.0)):
-            store.add_checkpoint(Checkpoint(uri=uri, created_s=created_s, expires_s=None, is_snapshot=True, **values))
+            store.add_checkpoint(
+                ClientCheckpoint(uri=uri, created_s=created_s, expires_s=None, is_snapshot=True, **values)
+            )
         assert [each.uri for each in store.checkpoints(where="model = ?", values=("m",))] == ["two", "one"]
 
 

@@ -2,13 +2,19 @@
 
 from ringmaster.features.endpoint.server import pending_request
 from ringmaster.features.endpoint.server.pending_request import PendingRequest, within_sequences
-from ringmaster.features.endpoint.server.store import RequestKind, StoredRequest
+from ringmaster.features.endpoint.server.store import EndpointRequestKind, StoredRequest
 
 
 def sample_of(client, number, *, num_samples, is_begun=False):
     work = {"prompt": [1, 2], "num_samples": num_samples, "max_tokens": 100, "last_n": None}
     request = StoredRequest(
-        id=f"{client}:{number}", owner="ann", stream=client, base="tiny", seq=number, kind=RequestKind.SAMPLE, work=work
+        id=f"{client}:{number}",
+        owner="ann",
+        stream=client,
+        base="tiny",
+        seq=number,
+        kind=EndpointRequestKind.SAMPLE,
+        work=work,
     )
     pending = PendingRequest(request)
     pending.is_begun = is_begun

@@ -6,7 +6,7 @@ from ringmaster.codec import from_json
 from ringmaster.errors import InputError
 from ringmaster.features.endpoint.compute.endpoint import Endpoint
 from ringmaster.features.endpoint.compute.process import calls_of, tensor_to_json
-from ringmaster.features.endpoint.compute.requests import Limits
+from ringmaster.features.endpoint.compute.requests import EndpointLimits
 from ringmaster.features.endpoint.server.compute_link import CallFailed, ComputeProcessDied, ComputeSettings
 from ringmaster.features.endpoint.server.endpoint_file import BaseEntry
 from ringmaster.features.endpoint.server.endpoint_server import check_base, served_devices
@@ -23,7 +23,7 @@ class EndpointInProcess(LinkInProcess):
 
     def start(self):
         self._settings.folder.mkdir(parents=True, exist_ok=True)
-        limits = from_json(Limits, self._settings.limits)
+        limits = from_json(EndpointLimits, self._settings.limits)
         self._endpoint = Endpoint(base=self._settings.base, limits=limits, folder=self._settings.folder)
         self._calls = calls_of(self._endpoint)
 

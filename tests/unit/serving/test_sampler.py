@@ -6,7 +6,13 @@ from itertools import pairwise
 import pytest
 import torch
 
-from ringmaster.features.endpoint.compute.requests import AdapterSpec, LossRequest, Refusal, Row, SampleRequest
+from ringmaster.features.endpoint.compute.requests import (
+    AdapterSpec,
+    LossRequest,
+    RequestRefusal,
+    SamplingRequest,
+    TokenRow,
+)
 from ringmaster.features.endpoint.compute.sampler import choose
 
 from .served import NUM_TOKENS, SEQ_LEN, open_endpoint, train, write_base
@@ -26,12 +32,12 @@ def endpoint(tmp_path_factory):
 
 
 def one(endpoint, **request):
-    (result,) = endpoint.sample([SampleRequest(**{"prompt": PROMPT, "stop": (), "seed": 1, **request})])
+    (result,) = endpoint.sample([SamplingRequest(**{"prompt": PROMPT, "stop": (), "seed": 1, **request})])
     return result
 
 
 def forward(endpoint, client, tokens):
-    row = Row(tokens=tuple(tokens[:-1]), loss_inputs={"target_tokens": torch.tensor(tokens[1:])})
+    row = TokenRow(tokens=tuple(tokens[:-1]), loss_inputs={"target_tokens": torch.tensor(tokens[1:])})
     (result,) = endpoint.compute([LossRequest(client=client, rows=(row,), loss="cross_entropy", with_gradients=False)])
     return result.outputs[0]["logprobs"].tolist()
 
@@ -51,9 +57,9 @@ def test_logprobs_are_those_of_the_forward(endpoint):
 def test_a_client_samples_the_same_whoever_else_does(endpoint):
     lengths = (3, 20, 5, 17)
     requests = [
-        SampleRequest(client=f"c{i}", prompt=tuple(range(n)), num_samples=1 + i, max_tokens=10 + i, seed=i, stop=())
+        SamplingRequest(client=f"c{i}", prompt=tuple(range(n)), num_samples=1 + i, max_tokens=10 + i, seed=i, stop=())
         for i, n in enumerate(lengths)
-    ] + [SampleRequest(client="c0", prompt=PROMPT, max_tokens=30, seed=8, top_p=0.9, top_k=20)]
+    ] + [SamplingRequest(client="c0", prompt=PROMPT, max_tokens=30, seed=8, top_p=0.9, top_k=20)]
     together = endpoint.sample(requests)
     for request, result in zip(requests, together, strict=True):
         (alone,) = endpoint.sample([request])
@@ -107,8 +113,8 @@ def test_texts_end_a_sequence_where_there_is_a_tokenizer(endpoint, monkeypatch):
         def decode(self, tokens, **_):
             return "".join(chr(65 + token) for token in tokens)
 
-    (refused,) = endpoint.sample([SampleRequest(client="c0", prompt=PROMPT, stop=("A",))])
-    assert isinstance(refused, Refusal) and "no tokenizer" in refused.reason
+    (refused,) = endpoint.sample([SamplingRequest(client="c0", prompt=PROMPT, stop=("A",))])
+    assert isinstance(refused, RequestRefusal) and "no tokenizer" in refused.reason
     (free,) = one(endpoint, client="c0", max_tokens=30).sequences
     monkeypatch.setitem(endpoint._sampler.__dict__, "tokenizer", Letters())
     (stopped,) = one(endpoint, client="c0", max_tokens=30, stop=(chr(65 + free.tokens[4]),)).sequences
@@ -133,9 +139,9 @@ def test_texts_end_a_sequence_where_there_is_a_tokenizer(endpoint, monkeypatch):
     ],
 )
 def test_what_cannot_be_sampled_is_refused_and_the_others_go_on(endpoint, change, reason):
-    request = SampleRequest(client="c0", prompt=PROMPT, max_tokens=2, stop=())
+    request = SamplingRequest(client="c0", prompt=PROMPT, max_tokens=2, stop=())
     refused, result = endpoint.sample([replace(request, **change), request])
-    assert isinstance(refused, Refusal) and reason in refused.reason
+    assert isinstance(refused, RequestRefusal) and reason in refused.reason
     assert len(result.sequences[0].tokens) == 2
 
 
@@ -157,7 +163,7 @@ def test_tokens_are_drawn_by_their_probabilities(settings, expected):
     num = 1000
     logits = torch.tensor([0.1, 0.2, 0.4, 0.3]).log().expand(num, -1)
     draws = torch.arange(num, dtype=torch.float64) / num
-    tokens = choose(logits, SampleRequest(prompt=(0,), **settings), draws.unsqueeze(-1)).squeeze(-1)
+    tokens = choose(logits, SamplingRequest(prompt=(0,), **settings), draws.unsqueeze(-1)).squeeze(-1)
     shares = {token: (tokens == token).double().mean().item() for token in sorted(set(tokens.tolist()))}
     assert shares == pytest.approx(expected, abs=2 / num)
 
@@ -181,7 +187,7 @@ def test_a_sample_in_turns_has_the_bits_that_it_has_at_once(endpoint):
     folders = [endpoint.save(f"c{i}", "turns", with_optimizer=False) for i in range(4)]
     options = {"topk_sample_logprobs": 2, "with_prompt_logprobs": True, "prompt_alt_tokens": 2, "stop": None}
     requests = {
-        str(i): SampleRequest(checkpoint=folder, prompt=PROMPT[: 2 + i], num_samples=1 + i, seed=i, **options)
+        str(i): SamplingRequest(checkpoint=folder, prompt=PROMPT[: 2 + i], num_samples=1 + i, seed=i, **options)
         for i, folder in enumerate(folders)
     }
     at_once = {name: endpoint.sample([each])[0] for name, each in requests.items()}
@@ -190,7 +196,7 @@ def test_a_sample_in_turns_has_the_bits_that_it_has_at_once(endpoint):
 
 
 def test_a_sample_that_is_not_named_as_begun_is_given_up(endpoint):
-    request = SampleRequest(prompt=PROMPT, max_tokens=20, seed=1, stop=())
+    request = SamplingRequest(prompt=PROMPT, max_tokens=20, seed=1, stop=())
     for begun in ((), ("a",)):
         assert endpoint.sample_in_turns({"a": request}, num_tokens=5, begun=begun) == {"a": None}
     assert len(endpoint._turns._open["a"].sequences[0].tokens) > 10

@@ -6,7 +6,7 @@ from threading import Thread
 
 import pytest
 
-from ringmaster.features.endpoint.compute.requests import Limits
+from ringmaster.features.endpoint.compute.requests import EndpointLimits
 from ringmaster.features.endpoint.server.compute_link import ComputeProcessDied, ComputeSettings
 from ringmaster.features.endpoint.server.scheduler import BaseScheduler
 from ringmaster.features.endpoint.server.store import EndpointStore
@@ -21,7 +21,7 @@ def _error_of(scheduler, act):
 
 @pytest.mark.full
 def test_a_process_that_ends_itself_says_why(tmp_path):
-    limits = asdict(Limits(max_adapters=1, max_rank=1, seq_len=8))
+    limits = asdict(EndpointLimits(max_adapters=1, max_rank=1, seq_len=8))
     link = process_link(ComputeSettings(base="base", limits=limits, folder=tmp_path))
     link.start()
     request = {"rows": [{"tokens": [444], "inputs": {}}], "loss": "ppo", "config": {}, "with_gradients": True}
@@ -32,7 +32,7 @@ def test_a_process_that_ends_itself_says_why(tmp_path):
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_call_raises_where_the_thread_has_ended(tmp_path):
-    limits = asdict(Limits(max_adapters=1, max_rank=1, seq_len=8))
+    limits = asdict(EndpointLimits(max_adapters=1, max_rank=1, seq_len=8))
     link = LinkInProcess(ComputeSettings(base="base", limits=limits, folder=tmp_path / "base"))
     store = EndpointStore(tmp_path / "store.sqlite")
     scheduler = BaseScheduler("base", store=store, link=link, on_answer=print)

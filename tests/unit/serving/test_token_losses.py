@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from ringmaster.features.endpoint.compute.requests import LossRequest, Row
+from ringmaster.features.endpoint.compute.requests import LossRequest, TokenRow
 from ringmaster.features.endpoint.compute.token_losses import LOSSES, loss_obstacle
 
 L, Q, A = -1.0, -1.5, 2.0
@@ -89,5 +89,5 @@ def test_gspo_drops_a_whole_row_beyond_the_thresholds():
 )
 def test_what_gspo_needs(change, config, reason):
     inputs = {"target_tokens": torch.ones(3, dtype=torch.int64), **gspo_inputs([3]), **change}
-    row = Row(tokens=(1, 2, 3), loss_inputs=inputs)
+    row = TokenRow(tokens=(1, 2, 3), loss_inputs=inputs)
     assert reason in loss_obstacle(LossRequest(client="c", rows=(row,), loss="gspo", loss_config=config))

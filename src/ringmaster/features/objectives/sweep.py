@@ -86,7 +86,7 @@ class Constraint(BaseModel, extra="forbid", frozen=True, title="Constraint"):
         return f"{'' if self.at_least is None else f'{self.at_least:g} <= '}{self.metric} <= {self.at_most:g}"
 
 
-class Objective(BaseModel, extra="forbid", frozen=True, title="Objective"):
+class SweepObjective(BaseModel, extra="forbid", frozen=True, title="Objective"):
     """A metric on held-out data by which trials are compared, among others; its name alone is enough."""
 
     metric: Annotated[EvaluationMetric, Field(description="The metric, such as loss.")]
@@ -100,7 +100,7 @@ class Objective(BaseModel, extra="forbid", frozen=True, title="Objective"):
         return {"metric": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
-    def _has_right_direction(self) -> Objective:
+    def _has_right_direction(self) -> SweepObjective:
         own = "maximize" if metric_named(self.metric).higher_is_better else "minimize"
         if self.direction not in (None, own):
             better = "higher" if own == "maximize" else "lower"
@@ -115,7 +115,7 @@ class ConstrainedRanking(Ranking):
 
     constraints: tuple[Constraint, ...] = ()
 
-    keys: ClassVar[Mapping[str, type[BaseModel]]] = {"constraints": Constraint, "objectives": Objective}
+    keys: ClassVar[Mapping[str, type[BaseModel]]] = {"constraints": Constraint, "objectives": SweepObjective}
 
     @classmethod
     def of(cls, metric: str, sections: Mapping[str, Sequence[Any]]) -> ConstrainedRanking:

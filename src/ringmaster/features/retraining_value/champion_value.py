@@ -11,7 +11,7 @@ from ringmaster.codec import from_json, to_json
 from ringmaster.features.retraining_value.batch import ValueKeys
 from ringmaster.features.retraining_value.drawing import draw_value
 from ringmaster.features.retraining_value.value import (
-    Measurement,
+    MetricMeasurement,
     RunObservation,
     ValueDecision,
     ValueTerms,
@@ -221,8 +221,8 @@ def _observation(
     sign = -1 if metric and metric_named(metric).higher_is_better else 1
     stderr = 0.0 if measured is None else measured.stderr
     return RunObservation(
-        champion=None if measured is None else Measurement(day=day, value=sign * measured.value, stderr=stderr),
-        candidate=None if candidate is None else Measurement(day=day, value=sign * candidate, stderr=stderr),
+        champion=None if measured is None else MetricMeasurement(day=day, value=sign * measured.value, stderr=stderr),
+        candidate=None if candidate is None else MetricMeasurement(day=day, value=sign * candidate, stderr=stderr),
         is_promoted=verdict.get("outcome") == PROMOTED,
         window_days=window_days,
     )

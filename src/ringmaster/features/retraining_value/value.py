@@ -40,7 +40,7 @@ TINY = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measurement:
+class MetricMeasurement:
     """A mean over the rows of one run, smaller is better. day: counted from any date; stderr: the standard error."""
 
     day: int
@@ -58,8 +58,8 @@ class RunObservation:
     window_days: the days of data that the candidate was trained on; None for all there were.
     """
 
-    champion: Measurement | None = None
-    candidate: Measurement | None = None
+    champion: MetricMeasurement | None = None
+    candidate: MetricMeasurement | None = None
     is_promoted: bool = False
     window_days: int | None = None
 
@@ -136,7 +136,7 @@ class Tenure:
     num_rejected: of all candidates so far.
     """
 
-    measured: tuple[Measurement, ...]
+    measured: tuple[MetricMeasurement, ...]
     attainable: float
     regime_days: int | None = None
     gains: tuple[tuple[float, float], ...] = ()
@@ -209,7 +209,7 @@ def tenures_of(observations: Sequence[RunObservation]) -> tuple[Tenure, ...]:
     return tuple(tenures)
 
 
-def _successor(tenures: Sequence[Tenure], first: Measurement, *, window_days: int | None) -> Tenure:
+def _successor(tenures: Sequence[Tenure], first: MetricMeasurement, *, window_days: int | None) -> Tenure:
     """Returns the tenure that begins with a promoted candidate."""
     last, noise = tenures[-1], noise_of(tenures)
     days = last.days_of_regime(last.level(noise=noise))
@@ -223,7 +223,7 @@ def _successor(tenures: Sequence[Tenure], first: Measurement, *, window_days: in
     )
 
 
-def _rejecting(tenures: Sequence[Tenure], candidate: Measurement) -> Tenure:
+def _rejecting(tenures: Sequence[Tenure], candidate: MetricMeasurement) -> Tenure:
     """Returns the last tenure after a candidate that was not promoted: no more than its value is attainable now.
 
     A candidate that is worse than the champion, such as a diverged one, shows no more than that nothing was gained.
@@ -234,7 +234,7 @@ def _rejecting(tenures: Sequence[Tenure], candidate: Measurement) -> Tenure:
     return replace(last, attainable=attainable, gains=(*last.gains, gain), num_rejected=last.num_rejected + 1)
 
 
-def _gain(tenure: Tenure, candidate: Measurement, *, noise: float) -> tuple[float, float]:
+def _gain(tenure: Tenure, candidate: MetricMeasurement, *, noise: float) -> tuple[float, float]:
     """Returns by how much a candidate was expected to lower the metric, and by how much it has."""
     expected = tenure.level(noise=noise).mean - tenure.attainable
     return expected, max(tenure.measured[-1].value - candidate.value, 0.0)
@@ -250,7 +250,7 @@ def noise_of(tenures: Sequence[Tenure]) -> float:
 
 
 @lru_cache(maxsize=256)
-def level_of(measured: tuple[Measurement, ...], *, noise: float) -> Level:
+def level_of(measured: tuple[MetricMeasurement, ...], *, noise: float) -> Level:
     """Returns the level of the last measurement, averaged over the days on which it may have begun."""
     values = np.array([each.value for each in measured])
     variances = np.maximum([each.stderr for each in measured], max(noise, TINY)) ** 2

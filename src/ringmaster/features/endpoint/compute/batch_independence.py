@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from ringmaster.features.endpoint.compute.client_adapter import ClientAdapter
-from ringmaster.features.endpoint.compute.requests import AdapterSpec, LossRequest, Row
-from ringmaster.features.endpoint.compute.row_blocks import PaddedLength, RowBlock, blocks_of
+from ringmaster.features.endpoint.compute.requests import AdapterSpec, LossRequest, TokenRow
+from ringmaster.features.endpoint.compute.row_blocks import PaddedLength, RequestRowBlock, blocks_of
 from ringmaster.techniques.models.adapter_modules import is_adaptable
 from ringmaster.techniques.multi_adapter.adapter_batches import AdapterBatch
 from ringmaster.techniques.multi_adapter.multi_adapter_base import MultiAdapterBase
@@ -37,7 +37,7 @@ class _Probe:
         num_tokens: int = model.get_input_embeddings().num_embeddings  # type: ignore[operator]
         device = next(model.parameters()).device
         padded = PaddedLength(multiple=multiple, max_positions=multiple * max(LENGTHS))
-        self._adapters, self._blocks = list[ClientAdapter](), list[RowBlock]()
+        self._adapters, self._blocks = list[ClientAdapter](), list[RequestRowBlock]()
         room = (stem.tokens_at_once or MAX_FILLING_TOKENS) - multiple * sum(LENGTHS[:-1])
         nums = [*(1 for _ in LENGTHS[:-1]), max(1, min(room, MAX_FILLING_TOKENS) // (multiple * LENGTHS[-1]))]
         for length, rank, num in zip(LENGTHS, RANKS, nums, strict=True):
@@ -47,7 +47,7 @@ class _Probe:
             stem.open(adapter.sites)
             lay_below([adapter.row])
             drawn = torch.randint(num_tokens, (num, length * multiple), generator=draw)
-            rows = tuple(Row(tokens=tuple(x.tolist()), loss_inputs={"target_tokens": x.roll(-1)}) for x in drawn)
+            rows = tuple(TokenRow(tokens=tuple(x.tolist()), loss_inputs={"target_tokens": x.roll(-1)}) for x in drawn)
             request = LossRequest(client="", rows=rows, loss="cross_entropy")
             self._adapters.append(adapter)
             self._blocks += blocks_of(request, padded=padded, device=device)

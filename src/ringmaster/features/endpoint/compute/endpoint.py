@@ -33,17 +33,17 @@ from ringmaster.features.endpoint.compute.requests import (
     AdamStep,
     AdapterSpec,
     ClientState,
+    EndpointLimits,
     EndpointLostError,
-    Limits,
     LossRequest,
     LossResult,
     Price,
-    Refusal,
-    SampleRequest,
+    RequestRefusal,
     SampleResult,
+    SamplingRequest,
 )
-from ringmaster.features.endpoint.compute.row_blocks import PaddedLength, RowBlock, blocks_of
-from ringmaster.features.endpoint.compute.sampler import NO_ADAPTER, Sampler, sampling_obstacle
+from ringmaster.features.endpoint.compute.row_blocks import PaddedLength, RequestRowBlock, blocks_of
+from ringmaster.features.endpoint.compute.sampler import NO_ADAPTER, TokenSampler, sampling_obstacle
 from ringmaster.features.endpoint.compute.sampling_turns import SampledCheckpoints, SamplingTurns
 from ringmaster.features.endpoint.compute.token_losses import TARGETS, loss_obstacle
 from ringmaster.files import storage_fault
@@ -83,7 +83,13 @@ class Endpoint:
     """
 
     def __init__(
-        self, *, base: str | ModelSpec, limits: Limits, folder: Path, device: str = "cpu", precision: str = "fp32"
+        self,
+        *,
+        base: str | ModelSpec,
+        limits: EndpointLimits,
+        folder: Path,
+        device: str = "cpu",
+        precision: str = "fp32",
     ) -> None:
         self.limits, self._device = limits, torch.device(device)
         self._base = base if isinstance(base, ModelSpec) else ModelSpec(from_pretrained=base)
@@ -111,7 +117,7 @@ class Endpoint:
         self._padded = PaddedLength(multiple=self._multiple or 1, max_positions=max_positions)
         self._adapters: dict[str, ClientAdapter] = {}
         self._times = ComputationTimes()
-        self._sampler = Sampler(
+        self._sampler = TokenSampler(
             self._stem, padded=self._padded, seq_len=limits.seq_len, tokenizer_from=self._base.from_pretrained
         )
         self._checkpoints = SampledCheckpoints(self._stem, device=self._device, max_kept=2 * limits.max_adapters)
@@ -241,13 +247,13 @@ class Endpoint:
 
     # -- losses and steps ----------------------------------------------------------------------------------------------
 
-    def compute(self, requests: Sequence[LossRequest]) -> tuple[LossResult | Refusal, ...]:
+    def compute(self, requests: Sequence[LossRequest]) -> tuple[LossResult | RequestRefusal, ...]:
         """Computes losses, and adds their gradients to those of each client since its last step.
 
         Raises EndpointLostError where a computation fails, or what was computed cannot be recorded.
         """
         started_s = time.perf_counter()
-        refused = {i: Refusal(reason=why) for i, each in enumerate(requests) if (why := self._obstacle(each))}
+        refused = {i: RequestRefusal(reason=why) for i, each in enumerate(requests) if (why := self._obstacle(each))}
         taken = [i for i in range(len(requests)) if i not in refused]
         learnt = [i for i in taken if requests[i].with_gradients]
         read = [i for i in taken if not requests[i].with_gradients]
@@ -261,7 +267,7 @@ class Endpoint:
         self.busy_s += time.perf_counter() - started_s
         return tuple(refused[i] if i in refused else results[i] for i in range(len(requests)))
 
-    def step(self, steps: Sequence[AdamStep]) -> tuple[Mapping[str, float] | Refusal, ...]:
+    def step(self, steps: Sequence[AdamStep]) -> tuple[Mapping[str, float] | RequestRefusal, ...]:
         """Takes optimizer steps, and returns once they are on disk, with the norm of each one's gradients.
 
         Raises EndpointLostError where a computation fails, or the disk has not kept them.
@@ -271,7 +277,7 @@ class Endpoint:
             self._journal.append(steps=steps)
         except OSError as error:
             reason = storage_fault(error) or str(error)
-            return tuple(Refusal(reason=reason) for _ in steps)
+            return tuple(RequestRefusal(reason=reason) for _ in steps)
         syncing = self._disk.submit(self._journal.sync)  # of the losses before as well, on which the steps depend
         with _lost_by_failure():
             answers = self._take(steps)
@@ -293,14 +299,14 @@ class Endpoint:
         with _lost_by_failure():
             self._store_all()
 
-    def _take(self, steps: Sequence[AdamStep]) -> tuple[Mapping[str, float] | Refusal, ...]:
-        answers: list[Mapping[str, float] | Refusal] = []
+    def _take(self, steps: Sequence[AdamStep]) -> tuple[Mapping[str, float] | RequestRefusal, ...]:
+        answers: list[Mapping[str, float] | RequestRefusal] = []
         for each in steps:
             try:
                 answers.append({"grad_norm": self._known(each.client).take_step(each)})
             except ValueError as error:
                 drops_gradients = isinstance(error, NonFiniteGradientsError)
-                answers.append(Refusal(reason=str(error), drops_gradients=drops_gradients))
+                answers.append(RequestRefusal(reason=str(error), drops_gradients=drops_gradients))
         return tuple(answers)
 
     def _obstacle(self, request: LossRequest) -> str | None:
@@ -329,10 +335,10 @@ class Endpoint:
             return f"has tokens that the base does not know: it has {self._num_tokens}"
         return None
 
-    def _blocks(self, requests: Sequence[LossRequest]) -> list[list[RowBlock]]:
+    def _blocks(self, requests: Sequence[LossRequest]) -> list[list[RequestRowBlock]]:
         return [blocks_of(request, padded=self._padded, device=self._device) for request in requests]
 
-    def _part(self, block: RowBlock) -> AdapterBatch:
+    def _part(self, block: RequestRowBlock) -> AdapterBatch:
         adapter = self._adapters[block.request.client]
         return AdapterBatch(
             adapter_modules=adapter.modules(), inputs={"input_ids": block.tokens}, layout=adapter.row.layout
@@ -340,7 +346,7 @@ class Endpoint:
 
     def _learn(self, requests: Sequence[LossRequest]) -> list[LossResult]:
         divided = self._blocks(requests)
-        waiting: dict[str, deque[RowBlock]] = defaultdict(deque)
+        waiting: dict[str, deque[RequestRowBlock]] = defaultdict(deque)
         for blocks in divided:
             waiting[blocks[0].request.client].extend(blocks)
         sums: dict[int, float] = {}
@@ -357,7 +363,7 @@ class Endpoint:
             )
         return [_result(blocks, sums) for blocks in divided]
 
-    def _learn_blocks(self, blocks: Sequence[RowBlock]) -> dict[int, float]:
+    def _learn_blocks(self, blocks: Sequence[RequestRowBlock]) -> dict[int, float]:
         adapters = [self._adapters[block.request.client] for block in blocks]
         before = [each.gradients.clone() if each.has_gradients else None for each in adapters]
         learnt = self._stem.learn([self._part(block) for block in blocks], [block.loss for block in blocks])
@@ -376,12 +382,12 @@ class Endpoint:
                 sums[id(blocks[i])] = float(blocks[i].loss(output)[0])
         return [_result(blocks, sums) for blocks in divided]
 
-    def _computed_together(self, blocks: list[RowBlock]) -> list[list[RowBlock]]:
+    def _computed_together(self, blocks: list[RequestRowBlock]) -> list[list[RequestRowBlock]]:
         return [blocks] if self.batches else [[block] for block in blocks]
 
     # -- samples -------------------------------------------------------------------------------------------------------
 
-    def sample(self, requests: Sequence[SampleRequest]) -> tuple[SampleResult | Refusal, ...]:
+    def sample(self, requests: Sequence[SamplingRequest]) -> tuple[SampleResult | RequestRefusal, ...]:
         """Samples sequences of clients, of checkpoints and of the base.
 
         Raises EndpointLostError where a computation fails.
@@ -393,8 +399,8 @@ class Endpoint:
         return tuple(each for each in results.values() if each is not None)
 
     def sample_in_turns(
-        self, requests: Mapping[str, SampleRequest], *, num_tokens: int, begun: Collection[str]
-    ) -> dict[str, SampleResult | Refusal | None]:
+        self, requests: Mapping[str, SamplingRequest], *, num_tokens: int, begun: Collection[str]
+    ) -> dict[str, SampleResult | RequestRefusal | None]:
         """Samples a few further tokens for each request, as `SamplingTurns.take` does.
 
         Raises EndpointLostError where a computation fails.
@@ -409,7 +415,7 @@ class Endpoint:
             yield
         self.busy_s += time.perf_counter() - started_s
 
-    def _sampled_modules(self, request: SampleRequest) -> AdapterModules:
+    def _sampled_modules(self, request: SamplingRequest) -> AdapterModules:
         """The adapter that samples. Raises ValueError where the request cannot be answered."""
         if reason := self.tokens_obstacle(request.prompt):
             raise ValueError(f"the prompt {reason}")
@@ -516,7 +522,7 @@ def _lost_by_failure() -> Iterator[None]:
         raise EndpointLostError(message_of(error)) from error
 
 
-def _result(blocks: Sequence[RowBlock], sums: Mapping[int, float]) -> LossResult:
+def _result(blocks: Sequence[RequestRowBlock], sums: Mapping[int, float]) -> LossResult:
     outputs = dict(output for block in blocks for output in block.outputs())
     total = sum(sums[id(block)] for block in blocks)
     return LossResult(

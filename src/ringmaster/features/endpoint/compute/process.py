@@ -24,14 +24,14 @@ from ringmaster.codec import from_json, to_json
 from ringmaster.features.endpoint.compute.requests import (
     AdamStep,
     AdapterSpec,
+    EndpointLimits,
     EndpointLostError,
-    Limits,
     LossRequest,
     LossResult,
-    Refusal,
-    Row,
-    SampleRequest,
+    RequestRefusal,
     SampleResult,
+    SamplingRequest,
+    TokenRow,
 )
 from ringmaster.registry import resolve
 from ringmaster.text import message_of
@@ -59,7 +59,7 @@ def tensor_of_json(value: Value) -> torch.Tensor:
 
 def _loss_request(value: Value) -> LossRequest:
     rows = (
-        Row(
+        TokenRow(
             tokens=tuple(row["tokens"]),
             loss_inputs={name: tensor_of_json(each) for name, each in row["inputs"].items()},
         )
@@ -74,9 +74,9 @@ def _loss_request(value: Value) -> LossRequest:
     )
 
 
-def _sample_request(value: Value) -> SampleRequest:
+def _sample_request(value: Value) -> SamplingRequest:
     stop, checkpoint = value["stop"], value["checkpoint"]
-    return SampleRequest(
+    return SamplingRequest(
         **{key: each for key, each in value.items() if key not in ("stop", "checkpoint", "prompt", TARGET_TOKENS)},
         prompt=tuple(value["prompt"]),
         target_prompt_tokens=None if value.get(TARGET_TOKENS) is None else tuple(map(tuple, value[TARGET_TOKENS])),
@@ -86,7 +86,7 @@ def _sample_request(value: Value) -> SampleRequest:
 
 
 def _result_to_json(result: Any) -> Any:
-    if isinstance(result, Refusal):
+    if isinstance(result, RequestRefusal):
         return {"refusal": result.reason, "drops_gradients": result.drops_gradients}
     if isinstance(result, LossResult):
         outputs = [{name: tensor_to_json(each) for name, each in output.items()} for output in result.outputs]
@@ -168,7 +168,7 @@ def main() -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the process of a server that was killed may still end its computation
         endpoint = resolve(settings["endpoint"])(
             base=settings["base"],
-            limits=from_json(Limits, settings["limits"]),
+            limits=from_json(EndpointLimits, settings["limits"]),
             folder=folder,
             device=settings["device"],
             precision=settings["precision"],

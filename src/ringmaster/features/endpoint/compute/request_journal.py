@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from ringmaster.features.endpoint.compute.requests import AdamStep, LossRequest, Row
+from ringmaster.features.endpoint.compute.requests import AdamStep, LossRequest, TokenRow
 from ringmaster.techniques.checkpoints.storage import sync_path
 
 HEAD = struct.Struct("<QI")
@@ -159,7 +159,7 @@ def _decoded(content: bytes) -> JournalRecord:
     losses = []
     for i, each in enumerate(stored["losses"]):
         names = [f"{i}/{j}" for j in range(each.pop("num_rows"))]
-        rows = [Row(tokens=tuple(tensors[name].tolist()), loss_inputs=inputs[name]) for name in names]
+        rows = [TokenRow(tokens=tuple(tensors[name].tolist()), loss_inputs=inputs[name]) for name in names]
         losses.append(LossRequest(rows=tuple(rows), **each))
     return JournalRecord(
         number=stored["number"], losses=tuple(losses), steps=tuple(AdamStep(**step) for step in stored["steps"])

@@ -29,7 +29,7 @@ class AdapterSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class EndpointLimits:
     """The limits of an endpoint.
 
     max_adapters: the most clients at a time.
@@ -45,7 +45,7 @@ class Limits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class TokenRow:
     """One sequence.
 
     tokens: the input tokens.
@@ -62,7 +62,7 @@ class LossRequest:
     """A loss of one client's rows, and its gradients where `with_gradients`."""
 
     client: str
-    rows: tuple[Row, ...]
+    rows: tuple[TokenRow, ...]
     loss: str
     loss_config: Mapping[str, float] = field(default_factory=dict)
     with_gradients: bool = True
@@ -93,7 +93,7 @@ class AdamStep:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SampleRequest:
+class SamplingRequest:
     """Sequences to sample after a prompt.
 
     client: whose adapter samples, as it is now; None for the base without an adapter.
@@ -161,7 +161,7 @@ class SampleResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Refusal:
+class RequestRefusal:
     """What one request is answered with in place of a result, and why; the others of its batch are computed.
 
     drops_gradients: whether the gradients since the client's last step are gone.

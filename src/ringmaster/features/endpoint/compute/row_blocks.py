@@ -33,7 +33,7 @@ class PaddedLength:
 
 
 @dataclass(eq=False)
-class RowBlock:
+class RequestRowBlock:
     """Rows of one request that have one length with their padding.
 
     places: the rows' numbers in the request. lengths: their numbers of tokens.
@@ -65,7 +65,7 @@ class RowBlock:
         yield from zip(self.places, torch.split(self.logprobs.cpu(), list(self.lengths)), strict=True)
 
 
-def blocks_of(request: LossRequest, *, padded: PaddedLength, device: torch.device) -> list[RowBlock]:
+def blocks_of(request: LossRequest, *, padded: PaddedLength, device: torch.device) -> list[RequestRowBlock]:
     """Divides the rows of a request into blocks."""
     loss = LOSSES[request.loss]
     names = [TARGETS, *loss.inputs, *loss.optional]
@@ -91,7 +91,7 @@ def blocks_of(request: LossRequest, *, padded: PaddedLength, device: torch.devic
                 for name in given
             }
             blocks.append(
-                RowBlock(
+                RequestRowBlock(
                     request=request,
                     places=chosen,
                     lengths=[len(row.tokens) for row in rows],

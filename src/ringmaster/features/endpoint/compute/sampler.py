@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ringmaster.features.endpoint.compute.cached_sequences import CachedAttention, CachedSequences
-from ringmaster.features.endpoint.compute.requests import SampledSequence, SampleRequest, SampleResult, TokenLogprobs
+from ringmaster.features.endpoint.compute.requests import SampledSequence, SampleResult, SamplingRequest, TokenLogprobs
 from ringmaster.features.endpoint.compute.row_blocks import PADDING, PaddedLength
 from ringmaster.features.endpoint.compute.token_losses import logprobs_of
 from ringmaster.techniques.multi_adapter.adapter_batches import AdapterBatch
@@ -32,7 +32,7 @@ StopTest = Callable[[Sequence[int]], bool]
 """Returns whether a sequence ends with the given tokens."""
 
 
-def sampling_obstacle(request: SampleRequest, *, has_tokenizer: bool, num_tokens: int) -> str | None:
+def sampling_obstacle(request: SamplingRequest, *, has_tokenizer: bool, num_tokens: int) -> str | None:
     """Returns why sequences cannot be sampled with these settings. num_tokens: of the base's vocabulary."""
     if not 0.0 <= request.temperature < float("inf"):
         return f"temperature is {request.temperature}. To fix: take one of at least 0"
@@ -69,7 +69,7 @@ class _Sequence:
 class OpenSample:
     """A request, its sequences, and the keys and values of those that go on. seed: the request's, or a drawn one."""
 
-    request: SampleRequest
+    request: SamplingRequest
     modules: AdapterModules
     seed: int
     max_tokens: int
@@ -130,7 +130,7 @@ class OpenSample:
         )
 
 
-class Sampler:
+class TokenSampler:
     """Samples from a base with adapters. seq_len: the most tokens of a prompt with what follows it."""
 
     def __init__(
@@ -164,7 +164,7 @@ class Sampler:
             for chosen in in_chunks(live, padded=self._padded):
                 self._sample_tokens(chosen)
 
-    def begun(self, request: SampleRequest, modules: AdapterModules) -> OpenSample:
+    def begun(self, request: SamplingRequest, modules: AdapterModules) -> OpenSample:
         """Returns a sample of which nothing is computed yet."""
         room = self._seq_len - len(request.prompt)
         max_tokens = room if request.max_tokens is None else min(request.max_tokens, room)
@@ -249,7 +249,7 @@ class Sampler:
             parts.append(AdapterBatch(adapter_modules=NO_ADAPTER, inputs={"input_ids": filling}))
         return parts, num_added
 
-    def _stop_test(self, request: SampleRequest) -> StopTest:
+    def _stop_test(self, request: SamplingRequest) -> StopTest:
         sequences: list[tuple[int, ...]] = []
         texts: list[str] = []
         if request.stop is None:
@@ -318,7 +318,7 @@ def _logprobs_of_targets(logits: Tensor, targets: Sequence[Sequence[int]]) -> tu
     return tuple(map(tuple, logprobs.tolist()))
 
 
-def _alternatives(logits: Tensor, request: SampleRequest, *, seed: int) -> tuple[TokenLogprobs, ...]:
+def _alternatives(logits: Tensor, request: SamplingRequest, *, seed: int) -> tuple[TokenLogprobs, ...]:
     """Draws tokens in each place, with replacement, from the distribution at the request's temperature."""
     settings = replace(request, top_k=-1, top_p=1.0)
     generator = torch.Generator().manual_seed(prompt_seed(seed, "alternatives", 0))
@@ -328,7 +328,7 @@ def _alternatives(logits: Tensor, request: SampleRequest, *, seed: int) -> tuple
     return tuple(tuple(zip(*each, strict=True)) for each in zip(tokens.tolist(), logprobs.tolist(), strict=True))
 
 
-def choose(logits: Tensor, request: SampleRequest, draws: Tensor) -> Tensor:
+def choose(logits: Tensor, request: SamplingRequest, draws: Tensor) -> Tensor:
     """Returns tokens [rows, n] from logits [rows, vocabulary]: those at which the cumulated probability passes a draw.
 
     The most probable `top_k` tokens are kept, and of these the fewest whose probabilities add up to `top_p`.

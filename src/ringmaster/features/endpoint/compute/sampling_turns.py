@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-from ringmaster.features.endpoint.compute.requests import Refusal, SampleRequest, SampleResult
-from ringmaster.features.endpoint.compute.sampler import OpenSample, Sampler
+from ringmaster.features.endpoint.compute.requests import RequestRefusal, SampleResult, SamplingRequest
+from ringmaster.features.endpoint.compute.sampler import OpenSample, TokenSampler
 from ringmaster.techniques.models.adapters import first_state, sites
 from ringmaster.techniques.models.peft_format import ADAPTER_WEIGHTS, read_adapter
 from ringmaster.techniques.multi_adapter.adapter_runs import AdapterModules, adapter_modules_of
@@ -25,27 +25,27 @@ class SamplingTurns:
     """
 
     def __init__(
-        self, sampler: Sampler, *, modules_of: Callable[[SampleRequest], AdapterModules], is_together: bool
+        self, sampler: TokenSampler, *, modules_of: Callable[[SamplingRequest], AdapterModules], is_together: bool
     ) -> None:
         self._sampler, self._modules_of, self._is_together = sampler, modules_of, is_together
         self._open: dict[str, OpenSample] = {}
 
     def take(
-        self, requests: Mapping[str, SampleRequest], *, num_tokens: int, begun: Collection[str]
-    ) -> dict[str, SampleResult | Refusal | None]:
+        self, requests: Mapping[str, SamplingRequest], *, num_tokens: int, begun: Collection[str]
+    ) -> dict[str, SampleResult | RequestRefusal | None]:
         """Samples up to `num_tokens` further tokens for each request; returns None for one that goes on.
 
         requests: by names. A client's weights must not change before its sample is complete.
         begun: the names of all samples that go on, of which this turn may leave some out. The others are given up.
         """
         self._open = {name: each for name, each in self._open.items() if name in begun}
-        refused: dict[str, Refusal] = {}
+        refused: dict[str, RequestRefusal] = {}
         for name, request in requests.items():
             if name not in self._open:
                 try:
                     self._open[name] = self._sampler.begun(request, self._modules_of(request))
                 except (ValueError, OSError) as error:
-                    refused[name] = Refusal(reason=str(error))
+                    refused[name] = RequestRefusal(reason=str(error))
         taken = {name: self._open[name] for name in requests if name not in refused}
         for chunk in [[*taken.values()]] if self._is_together else [[each] for each in taken.values()]:
             self._sampler.go_on(chunk, num_tokens=num_tokens)

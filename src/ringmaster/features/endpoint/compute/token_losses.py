@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ringmaster.features.endpoint.compute.requests import LossRequest, Row
+from ringmaster.features.endpoint.compute.requests import LossRequest, TokenRow
 
 TARGETS, WEIGHTS, LOGPROBS, ADVANTAGES = "target_tokens", "weights", "logprobs", "advantages"
 LOW, HIGH, BETA = "clip_low_threshold", "clip_high_threshold", "beta"
@@ -133,7 +133,7 @@ def loss_obstacle(request: LossRequest) -> str | None:
     return None
 
 
-def _row_obstacle(row: Row, loss: TokenLoss, settings: Config) -> str | None:
+def _row_obstacle(row: TokenRow, loss: TokenLoss, settings: Config) -> str | None:
     targets = row.loss_inputs.get(TARGETS)
     if targets is None:
         return f"has no {TARGETS}"

@@ -44,7 +44,7 @@ class ComputeSettings:
     """What a process is started with.
 
     base: the folder or name of the base, as batch files name it.
-    limits: the fields of `Limits`.
+    limits: the fields of `EndpointLimits`.
     folder: where the clients' states are.
     cores: the processor's cores that it uses; empty for those of the server.
     precision: of the base, "fp32" or "bf16".

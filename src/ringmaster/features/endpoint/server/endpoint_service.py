@@ -17,8 +17,8 @@ from ringmaster.features.endpoint.server.endpoint_file import ServeEntry
 from ringmaster.features.endpoint.server.messages import CheckpointUri, MessageError
 from ringmaster.features.endpoint.server.scheduler import BaseScheduler
 from ringmaster.features.endpoint.server.store import (
+    EndpointRequestKind,
     EndpointStore,
-    RequestKind,
     RequestState,
     StoredRequest,
     StoredSampler,
@@ -158,7 +158,7 @@ class EndpointService:
             model=client.id,
             base=client.base,
             seq=0,
-            kind=RequestKind.SAVE,
+            kind=EndpointRequestKind.SAVE,
             work={**_save_work(uri), "is_final": True},
         )
         known = self.store.request(request.id, owner=client.owner)
@@ -181,7 +181,10 @@ class EndpointService:
             raise MessageError(f"{MAX_WAITING} requests wait already", status=429)
         if sum(each for name, each in self._sizes.values() if name == request.owner) + size > MAX_WAITING_BYTES:
             raise MessageError(f"the requests that wait would have more than {MAX_WAITING_BYTES} bytes", status=429)
-        if request.kind is RequestKind.LOSS and self.store.pending_bytes(request.stream) + size > MAX_PENDING_BYTES:
+        if (
+            request.kind is EndpointRequestKind.LOSS
+            and self.store.pending_bytes(request.stream) + size > MAX_PENDING_BYTES
+        ):
             raise MessageError(
                 f"the losses since the last optimizer step would have more than {MAX_PENDING_BYTES} bytes. "
                 "To fix: take a step first"
@@ -204,7 +207,7 @@ class EndpointService:
             stream=model,
             base=client.base,
             seq=seq,
-            kind=RequestKind.LOSS,
+            kind=EndpointRequestKind.LOSS,
             work={"reason": reason[:1000]},
             state=RequestState.REFUSED,
         )
@@ -224,7 +227,9 @@ class EndpointService:
         if base not in self.schedulers:
             raise MessageError(f"{base!r} is not served here. The bases are {', '.join(self._folders)}")
 
-    def submit_of_client(self, model: str, seq: int, kind: RequestKind, work: Mapping[str, Any], *, owner: str) -> str:
+    def submit_of_client(
+        self, model: str, seq: int, kind: EndpointRequestKind, work: Mapping[str, Any], *, owner: str
+    ) -> str:
         """Queues a request of a training client; returns its id."""
         client = self.client(model, owner=owner)
         request = StoredRequest(
@@ -280,7 +285,7 @@ class EndpointService:
         if self.store.digest(f"{id}:0") is None:
             waiting = self.store.requests(base, RequestState.WAITING)
             num_clients = len(self.store.clients(where="base = ? AND NOT is_ended", values=(base,)))
-            num_clients += sum(each.kind is RequestKind.CREATE for each in waiting)
+            num_clients += sum(each.kind is EndpointRequestKind.CREATE for each in waiting)
             if num_clients >= self.serve.max_adapters:
                 raise MessageError(
                     f"{base} has {num_clients} clients, of {self.serve.max_adapters} at most (max_adapters). "
@@ -293,7 +298,7 @@ class EndpointService:
             stream=id,
             base=base,
             seq=0,
-            kind=RequestKind.CREATE,
+            kind=EndpointRequestKind.CREATE,
             work={"session": session, "name": name, "spec": dict(spec), **work},
         )
         return self.submit(request)
@@ -322,7 +327,7 @@ class EndpointService:
             "ttl_s": request.ttl_seconds,
             "metadata": _metadata(request.user_metadata),
         }
-        return self.submit_of_client(client.id, request.seq_id, RequestKind.SAVE, work, owner=owner)
+        return self.submit_of_client(client.id, request.seq_id, EndpointRequestKind.SAVE, work, owner=owner)
 
     def load(self, request: messages.LoadRequest, *, owner: str) -> str:
         """Queues the loading of a checkpoint; returns the id of the request."""
@@ -335,7 +340,7 @@ class EndpointService:
         if checkpoint.base != client.base:
             raise MessageError(f"the checkpoint is of the base {checkpoint.base!r}, not of {client.base!r}")
         work = {"path": str(uri), "with_optimizer": request.optimizer}
-        return self.submit_of_client(client.id, request.seq_id, RequestKind.LOAD, work, owner=owner)
+        return self.submit_of_client(client.id, request.seq_id, EndpointRequestKind.LOAD, work, owner=owner)
 
     def create_sampler(self, request: messages.SamplingSessionRequest, *, owner: str) -> str:
         """Begins sampling from a checkpoint or a base; returns the id of the sampler."""
@@ -381,7 +386,7 @@ class EndpointService:
             model=model,
             base=sampler.base,
             seq=request.seq_id,
-            kind=RequestKind.SAMPLE,
+            kind=EndpointRequestKind.SAMPLE,
             work={**messages.sample_work(request, seq_len=self.serve.seq_len), "checkpoint": folder},
         )
         self.submit(stored)
@@ -416,7 +421,7 @@ class EndpointService:
     def cancel(self, id: str, *, owner: str) -> None:
         """Cancels a sampling request that has not begun."""
         request = self._stored_answer(id, owner=owner).request
-        if request.kind is RequestKind.SAMPLE and request.state is RequestState.WAITING:
+        if request.kind is EndpointRequestKind.SAMPLE and request.state is RequestState.WAITING:
             self.schedulers[request.base].cancel(request)
 
     # What is known of clients and checkpoints.

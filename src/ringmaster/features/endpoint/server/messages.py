@@ -111,7 +111,7 @@ class CreateModelRequest(Message):
     optimizer_config: OptimizerMessage = OptimizerMessage()
 
 
-class ModelName(Message):
+class ModelIdMessage(Message):
     """Names a training client."""
 
     type: str = ""

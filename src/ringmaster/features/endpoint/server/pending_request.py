@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ringmaster.features.endpoint.server.store import RequestKind, StoredRequest
+from ringmaster.features.endpoint.server.store import EndpointRequestKind, StoredRequest
 
 PIECE_TOKENS = 8192  # of a loss that are computed at a time, at least a row
 SAMPLE_TOKENS = 16  # of each sequence that are sampled at a time
@@ -67,7 +67,7 @@ class PendingRequest:
             return None
         if "refusal" in result:
             return {"error": result["refusal"], "category": result.get("category", "user")}
-        if self.request.kind is RequestKind.SAMPLE:
+        if self.request.kind is EndpointRequestKind.SAMPLE:
             return _sample_answer(result, self.request.work)
         self._results.append(result)
         if len(self.pieces) == 1:
@@ -87,7 +87,7 @@ def within_sequences(waiting: Sequence[PendingRequest]) -> Iterator[PendingReque
         if each.is_begun:
             used[each.share_of] += each.request.work["num_samples"]
     for each in waiting:
-        if each.is_begun or each.request.kind is not RequestKind.SAMPLE:
+        if each.is_begun or each.request.kind is not EndpointRequestKind.SAMPLE:
             yield each
             continue
         client, num = each.share_of, each.request.work["num_samples"]
@@ -99,7 +99,7 @@ def within_sequences(waiting: Sequence[PendingRequest]) -> Iterator[PendingReque
 
 def pieces_of(request: StoredRequest) -> list[Mapping[str, Any]]:
     """Returns the parts in which a request is computed; they depend on nothing else."""
-    if request.kind is not RequestKind.LOSS:
+    if request.kind is not EndpointRequestKind.LOSS:
         return [request.work]
     return [{**request.work, "rows": rows} for rows in _row_groups(request.work["rows"])]
 

@@ -25,7 +25,7 @@ from ringmaster.features.endpoint.server.compute_link import CallFailed, Compute
 from ringmaster.features.endpoint.server.endpoint_service import FINAL, EndpointService
 from ringmaster.features.endpoint.server.messages import CheckpointUri, MessageError
 from ringmaster.features.endpoint.server.request_bodies import fault, message_of, parsed
-from ringmaster.features.endpoint.server.store import UNEXPIRED, Checkpoint, TrainingClient
+from ringmaster.features.endpoint.server.store import UNEXPIRED, ClientCheckpoint, TrainingClient
 
 Handler = Callable[[Request, str], Awaitable[Response]]
 
@@ -106,7 +106,7 @@ class RecordRoutes:
 
     # Checkpoints.
 
-    def _of_run(self, client: TrainingClient, owner: str) -> list[Checkpoint]:
+    def _of_run(self, client: TrainingClient, owner: str) -> list[ClientCheckpoint]:
         where = f"model = ? AND (owner = ? OR is_public) AND NOT is_snapshot AND {UNEXPIRED}"
         return self._store.checkpoints(where=where, values=(client.id, owner, time.time()))
 
@@ -126,14 +126,14 @@ class RecordRoutes:
             {"checkpoints": [_plain(each) for each in chosen], "cursor": _cursor(page, total_count=total)}
         )
 
-    def _own(self, request: Request, owner: str) -> Checkpoint:
+    def _own(self, request: Request, owner: str) -> ClientCheckpoint:
         """Returns the checkpoint that a request names, to change it."""
         checkpoint = checkpoint_of(self._service, request, owner)
         if checkpoint.owner != owner or checkpoint.is_snapshot:
             raise MessageError(f"there is no checkpoint {checkpoint.uri}", status=404)
         return checkpoint
 
-    async def _change(self, request: Request, owner: str, change: Callable[[Checkpoint], None]) -> Response:
+    async def _change(self, request: Request, owner: str, change: Callable[[ClientCheckpoint], None]) -> Response:
         """Changes the checkpoint that a request names between computations: one of its name may be in the making."""
         scheduler = self._service.schedulers.get(self._own(request, owner).base)
 
@@ -147,13 +147,13 @@ class RecordRoutes:
         return Response(status_code=204)
 
     async def _delete(self, request: Request, owner: str) -> Response:
-        def remove(checkpoint: Checkpoint) -> None:
+        def remove(checkpoint: ClientCheckpoint) -> None:
             self._check_recorded(checkpoint)
             self._store.remove_checkpoint(checkpoint)
 
         return await self._change(request, owner, remove)
 
-    def _check_recorded(self, checkpoint: Checkpoint) -> None:
+    def _check_recorded(self, checkpoint: ClientCheckpoint) -> None:
         """Raises MessageError for the last checkpoint of a client that the lineage does not have yet."""
         where = "id = ? AND is_ended AND NOT is_recorded"
         if checkpoint.uri.endswith(f"/{FINAL}") and self._store.clients(where=where, values=(checkpoint.model,)):
@@ -165,7 +165,7 @@ class RecordRoutes:
     async def _unpublish(self, request: Request, owner: str) -> Response:
         return await self._change(request, owner, partial(self._set_public, is_public=False))
 
-    def _set_public(self, checkpoint: Checkpoint, *, is_public: bool) -> None:
+    def _set_public(self, checkpoint: ClientCheckpoint, *, is_public: bool) -> None:
         if checkpoint.is_public == is_public:
             raise MessageError(f"{checkpoint.uri} is {'public' if is_public else 'private'} already", status=409)
         self._store.set_public(checkpoint.uri, is_public=is_public)
@@ -173,7 +173,7 @@ class RecordRoutes:
     async def _set_ttl(self, request: Request, owner: str) -> Response:
         ttl_s = (await message_of(request, messages.TtlRequest)).ttl_seconds
 
-        def expire(checkpoint: Checkpoint) -> None:
+        def expire(checkpoint: ClientCheckpoint) -> None:
             self._check_recorded(checkpoint)
             self._store.set_expiry(checkpoint.uri, None if ttl_s is None else time.time() + ttl_s)
 
@@ -197,7 +197,7 @@ class Downloads:
     def __init__(self, service: EndpointService, *, keys: Mapping[str, str]) -> None:
         self._service, self._keys = service, keys
 
-    def url(self, request: Request, checkpoint: Checkpoint, file: str, *, owner: str, expires_s: int) -> str:
+    def url(self, request: Request, checkpoint: ClientCheckpoint, file: str, *, owner: str, expires_s: int) -> str:
         """Returns the address of a file, for whoever has it."""
         signature = self._signature(checkpoint.uri, file, owner=owner, expires_s=expires_s)
         place = checkpoint.uri.removeprefix("tinker://")
@@ -228,13 +228,13 @@ class Downloads:
         return FileResponse(files[file])
 
 
-def files_of(checkpoint: Checkpoint) -> dict[str, Path]:
+def files_of(checkpoint: ClientCheckpoint) -> dict[str, Path]:
     """Returns the files of a checkpoint by their paths in it."""
     files = sorted(path for path in checkpoint.folder.rglob("*") if path.is_file())
     return {path.relative_to(checkpoint.folder).as_posix(): path for path in files}
 
 
-def checkpoint_of(service: EndpointService, request: Request, owner: str) -> Checkpoint:
+def checkpoint_of(service: EndpointService, request: Request, owner: str) -> ClientCheckpoint:
     """Returns the checkpoint in the path of a request. Raises MessageError where an owner can read none."""
     path = request.path_params
     uri = CheckpointUri.of(f"tinker://{path['run']}/{path['kind']}/{path['name']}")
@@ -253,7 +253,7 @@ def _cursor(page: messages.Page, *, total_count: int) -> dict[str, int]:
     return {"offset": page.offset, "limit": page.limit, "total_count": total_count}
 
 
-def _plain(checkpoint: Checkpoint) -> dict[str, Any]:
+def _plain(checkpoint: ClientCheckpoint) -> dict[str, Any]:
     return {
         "checkpoint_id": checkpoint.uri.removeprefix(f"tinker://{checkpoint.model}/"),
         "checkpoint_type": TYPES[checkpoint.kind],

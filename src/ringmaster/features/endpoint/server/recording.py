@@ -17,7 +17,7 @@ from ringmaster.features.endpoint.server.endpoint_file import load_endpoint_file
 from ringmaster.features.endpoint.server.endpoint_server import endpoint_folder, open_store
 from ringmaster.features.endpoint.server.endpoint_service import FINAL
 from ringmaster.features.endpoint.server.messages import CheckpointUri
-from ringmaster.features.endpoint.server.store import Checkpoint, EndpointStore, TrainingClient
+from ringmaster.features.endpoint.server.store import ClientCheckpoint, EndpointStore, TrainingClient
 from ringmaster.flows import settings
 from ringmaster.flows.file_permissions import set_umask
 from ringmaster.flows.lineage.home import LineageHome, lineage_home
@@ -48,7 +48,7 @@ def record_clients(home: LineageHome, store: EndpointStore, *, endpoint: str, ba
 
 
 def _record(
-    home: LineageHome, client: TrainingClient, checkpoint: Checkpoint, *, endpoint: str, base: str
+    home: LineageHome, client: TrainingClient, checkpoint: ClientCheckpoint, *, endpoint: str, base: str
 ) -> str:  # fmt: skip
     from ringmaster.model_lineage.base_models import record_base
 

@@ -27,9 +27,9 @@ from ringmaster.features.endpoint.server.pending_request import (
 )
 from ringmaster.features.endpoint.server.shares import FairShares, RequestStream, within_budget
 from ringmaster.features.endpoint.server.store import (
-    Checkpoint,
+    ClientCheckpoint,
+    EndpointRequestKind,
     EndpointStore,
-    RequestKind,
     RequestState,
     StoredRequest,
     StoredSampler,
@@ -41,7 +41,7 @@ TURN_TOKENS = 32_768  # of one computation of several clients
 MAX_DEATHS = 3  # of the process during one computation, after which its requests fail
 MAX_SNAPSHOTS = 16  # unnamed checkpoints for sampling that are kept of a client
 END_TIMEOUT_S = 5.0
-COMPUTED = (RequestKind.LOSS, RequestKind.SAMPLE)
+COMPUTED = (EndpointRequestKind.LOSS, EndpointRequestKind.SAMPLE)
 
 
 class BaseScheduler:
@@ -66,7 +66,7 @@ class BaseScheduler:
         self._calls: list[tuple[Callable[[ComputeLink], Any], threading.Event, list[Any]]] = []
         self._cancelled: set[str] = set()
         self._shares = FairShares()
-        self._last_kind: RequestKind | None = None
+        self._last_kind: EndpointRequestKind | None = None
         self._is_ending = self._has_ended = False
         self._is_linked = False
         self._was_linked = False  # ever; what waits before that is kept for a server that can start
@@ -158,10 +158,10 @@ class BaseScheduler:
 
     def _stream(self, request: StoredRequest) -> RequestStream[PendingRequest]:
         if request.stream not in self._streams:
-            is_ordered = request.kind is not RequestKind.SAMPLE
+            is_ordered = request.kind is not EndpointRequestKind.SAMPLE
             self._streams[request.stream] = RequestStream(next_seq=0 if is_ordered else None)
         stream = self._streams[request.stream]
-        if request.kind is RequestKind.SAMPLE:
+        if request.kind is EndpointRequestKind.SAMPLE:
             stream.next_seq = None
         return stream
 
@@ -210,7 +210,7 @@ class BaseScheduler:
         """Whether the first start has not failed: after that, only calls try it again."""
         return self._was_linked or self.fault is None
 
-    def _ready(self, *kinds: RequestKind) -> list[PendingRequest]:
+    def _ready(self, *kinds: EndpointRequestKind) -> list[PendingRequest]:
         """Returns the requests whose turn it is, of some kinds or of all."""
         with self._wakeup:
             every = [stream.waiting[seq] for stream in self._streams.values() for seq in stream.ready()]
@@ -228,7 +228,7 @@ class BaseScheduler:
             self._link.call("remove", client=name)
         for name in live.keys() - states.keys():
             self._link.call("add", client=name, spec=live[name].spec)
-        for pending in self._ready(RequestKind.STEP):  # done before the process died: their gradients are used up
+        for pending in self._ready(EndpointRequestKind.STEP):  # done before: their gradients are used up
             state, step_before = states.get(pending.request.stream), pending.request.step_before
             if state is not None and step_before is not None and state["step"] > step_before:
                 self._end_step(pending, _metrics(state), step=state["step"])
@@ -279,9 +279,9 @@ class BaseScheduler:
                 self._finish(pending, {"error": "the request was cancelled", "category": "user"}, has_failed=True)
                 if pending.is_begun:
                     self._sample_turn([])  # which gives it up
-            elif pending.request.kind not in (*COMPUTED, RequestKind.STEP):
+            elif pending.request.kind not in (*COMPUTED, EndpointRequestKind.STEP):
                 self._do(pending)
-        if steps := self._ready(RequestKind.STEP):
+        if steps := self._ready(EndpointRequestKind.STEP):
             self._step({each.request.stream: each for each in steps})
         if waiting := [*within_sequences(self._ready(*COMPUTED))]:
             self._compute(self._chosen(waiting))
@@ -299,7 +299,7 @@ class BaseScheduler:
         return within_budget(of_kind, cost=lambda each: each.num_tokens, budget=TURN_TOKENS)
 
     def _compute(self, batch: Sequence[PendingRequest]) -> None:
-        act = self._loss_piece if batch[0].request.kind is RequestKind.LOSS else self._sample_turn
+        act = self._loss_piece if batch[0].request.kind is EndpointRequestKind.LOSS else self._sample_turn
         total = sum(each.num_tokens for each in batch)
         began_s = self._clock()
         try:
@@ -387,9 +387,9 @@ class BaseScheduler:
         """Does what concerns one client alone."""
         request, name = pending.request, pending.request.stream
         acts = {
-            RequestKind.CREATE: self._create,
-            RequestKind.SAVE: self._save,
-            RequestKind.LOAD: self._load,
+            EndpointRequestKind.CREATE: self._create,
+            EndpointRequestKind.SAVE: self._save,
+            EndpointRequestKind.LOAD: self._load,
         }
         try:
             with_answer = acts[request.kind](name, request)
@@ -434,7 +434,7 @@ class BaseScheduler:
             return self._remove(name)
         self._store.begin_overwrite(work["uri"])
         folder = self._link.call("save", client=name, name=work["folder"], with_optimizer=work["with_optimizer"])
-        checkpoint = Checkpoint(
+        checkpoint = ClientCheckpoint(
             uri=work["uri"],
             owner=request.owner,
             model=name,

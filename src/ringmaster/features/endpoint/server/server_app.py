@@ -18,7 +18,7 @@ from ringmaster.features.endpoint.server.endpoint_service import EndpointService
 from ringmaster.features.endpoint.server.messages import MessageError
 from ringmaster.features.endpoint.server.record_routes import DOWNLOAD_PATH, Downloads, Handler, RecordRoutes
 from ringmaster.features.endpoint.server.request_bodies import body_of, fault, json_of, message_of, parsed
-from ringmaster.features.endpoint.server.store import RequestKind
+from ringmaster.features.endpoint.server.store import EndpointRequestKind
 from ringmaster.origins import is_foreign
 from ringmaster.text import shortened
 
@@ -158,11 +158,11 @@ class EndpointApp:
         return JSONResponse({"request_id": self._service.create_client(message, owner=owner)})
 
     async def _get_info(self, request: Request, owner: str) -> Response:
-        model = (await message_of(request, messages.ModelName)).model_id
+        model = (await message_of(request, messages.ModelIdMessage)).model_id
         return JSONResponse(self._service.info(model, owner=owner))
 
     async def _unload_model(self, request: Request, owner: str) -> Response:
-        client = self._service.client((await message_of(request, messages.ModelName)).model_id, owner=owner)
+        client = self._service.client((await message_of(request, messages.ModelIdMessage)).model_id, owner=owner)
         self._service.end_client(client)
         return JSONResponse({"request_id": f"{client.id}:end", "model_id": client.id})
 
@@ -185,13 +185,15 @@ class EndpointApp:
         if not 1 <= seq < 2**31:
             raise MessageError("seq_id must be at least 1")
         work = messages.loss_work(value, seq_len=self._service.serve.seq_len)
-        return self._service.submit_of_client(model, seq, RequestKind.LOSS, work, owner=owner)
+        return self._service.submit_of_client(model, seq, EndpointRequestKind.LOSS, work, owner=owner)
 
     async def _optim_step(self, request: Request, owner: str) -> Response:
         def act(value: dict[str, Any]) -> str:
             message = parsed(messages.OptimStepRequest, value)
             work = message.adam_params.model_dump()
-            return self._service.submit_of_client(message.model_id, message.seq_id, RequestKind.STEP, work, owner=owner)
+            return self._service.submit_of_client(
+                message.model_id, message.seq_id, EndpointRequestKind.STEP, work, owner=owner
+            )
 
         return await self._of_client(request, owner, act)
 
@@ -263,10 +265,10 @@ class EndpointApp:
             return JSONResponse(value)
         kind = answer.request.kind
         is_binary = binary_messages.CONTENT_TYPE in request.headers.get("accept", "")
-        if is_binary and kind in (RequestKind.LOSS, RequestKind.SAMPLE):
-            write = binary_messages.loss_answer if kind is RequestKind.LOSS else binary_messages.sample_answer
+        if is_binary and kind in (EndpointRequestKind.LOSS, EndpointRequestKind.SAMPLE):
+            write = binary_messages.loss_answer if kind is EndpointRequestKind.LOSS else binary_messages.sample_answer
             return Response(write(value), media_type=binary_messages.CONTENT_TYPE)
-        plain = messages.loss_answer_in_json(value) if kind is RequestKind.LOSS else value
+        plain = messages.loss_answer_in_json(value) if kind is EndpointRequestKind.LOSS else value
         return JSONResponse(finite(plain))
 
     async def _cancel(self, request: Request, owner: str) -> Response:

@@ -26,7 +26,7 @@ KEPT_ANSWERS = 1000  # of a client, also of each one that shares a sampler: the 
 SEQS_OF_CLIENT = 1_000_000_000  # clients that share a sampler number their requests from a multiple of this each
 
 
-class RequestKind(StrEnum):
+class EndpointRequestKind(StrEnum):
     """What is computed for a request."""
 
     CREATE = "create"
@@ -62,7 +62,7 @@ class StoredRequest:
     stream: str
     base: str
     seq: int
-    kind: RequestKind
+    kind: EndpointRequestKind
     work: Mapping[str, Any]
     model: str | None = None
     state: RequestState = RequestState.WAITING
@@ -95,7 +95,7 @@ class TrainingClient:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checkpoint:
+class ClientCheckpoint:
     """A checkpoint of a client, by its address.
 
     is_snapshot: whether it has no name that a client gave. is_public: whether all owners may read it.
@@ -368,11 +368,13 @@ class EndpointStore:
         The work of a loss is kept until an optimizer step has used its gradients or has dropped them.
         """
         state = RequestState.FAILED if has_failed else RequestState.DONE
-        keeps_work = request.kind is RequestKind.LOSS and not has_failed and request.work["with_gradients"]
+        keeps_work = request.kind is EndpointRequestKind.LOSS and not has_failed and request.work["with_gradients"]
         with self.changes() as db:
             sql = "UPDATE requests SET answer = ?, state = ?, work = CASE WHEN ? THEN work END WHERE id = ?"
             db.execute(sql, (json.dumps(answer), state, keeps_work, request.id))
-            if drops_gradients or (request.kind in (RequestKind.STEP, RequestKind.LOAD) and not has_failed):
+            if drops_gradients or (
+                request.kind in (EndpointRequestKind.STEP, EndpointRequestKind.LOAD) and not has_failed
+            ):
                 db.execute(
                     "UPDATE requests SET work = NULL WHERE stream = ? AND kind = 'loss' AND seq < ?",
                     (request.stream, request.seq),
@@ -387,7 +389,7 @@ class EndpointStore:
 
     # Checkpoints.
 
-    def add_checkpoint(self, checkpoint: Checkpoint) -> None:
+    def add_checkpoint(self, checkpoint: ClientCheckpoint) -> None:
         """Adds a checkpoint, in place of one of the same address."""
         with self.changes() as db:
             sql = (
@@ -403,14 +405,14 @@ class EndpointStore:
                 ),
             )
 
-    def checkpoint(self, uri: str, *, owner: str) -> Checkpoint | None:
+    def checkpoint(self, uri: str, *, owner: str) -> ClientCheckpoint | None:
         """Returns a checkpoint that has not expired: of an owner, or one that is public."""
         sql = f"uri = ? AND (owner = ? OR is_public) AND {UNEXPIRED}"
         return next(iter(self.checkpoints(where=sql, values=(uri, owner, time.time()))), None)
 
     def checkpoints(
         self, *, where: str, values: Sequence[Any], limit: int = -1, offset: int = 0
-    ) -> list[Checkpoint]:  # fmt: skip
+    ) -> list[ClientCheckpoint]:  # fmt: skip
         """Returns checkpoints by a condition, the newest first, whatever the clock said. limit: -1 for all."""
         rows = self._rows(
             f"SELECT * FROM checkpoints WHERE {where} ORDER BY rowid DESC LIMIT ? OFFSET ?",  # noqa: S608 - ours
@@ -443,7 +445,7 @@ class EndpointStore:
             for checkpoint in self.checkpoints(where="expires_s <= ?", values=(time.time(),)):
                 self.remove_checkpoint(checkpoint)
 
-    def remove_checkpoint(self, checkpoint: Checkpoint) -> None:
+    def remove_checkpoint(self, checkpoint: ClientCheckpoint) -> None:
         """Removes a checkpoint, and its folder."""
         with self.changes() as db:
             db.execute("DELETE FROM checkpoints WHERE uri = ?", (checkpoint.uri,))
@@ -456,10 +458,10 @@ def _client(row: sqlite3.Row) -> TrainingClient:
     return TrainingClient(**values | {"is_ended": bool(row["is_ended"])})
 
 
-def _checkpoint(row: sqlite3.Row) -> Checkpoint:
+def _checkpoint(row: sqlite3.Row) -> ClientCheckpoint:
     plain = dict(row) | {key: bool(row[key]) for key in ("is_snapshot", "is_public")}
     plain |= {"folder": Path(row["folder"]), "spec": json.loads(row["spec"]), "metadata": json.loads(row["metadata"])}
-    return Checkpoint(**plain)
+    return ClientCheckpoint(**plain)
 
 
 def _request(row: sqlite3.Row) -> StoredRequest:
@@ -469,7 +471,7 @@ def _request(row: sqlite3.Row) -> StoredRequest:
         stream=row["stream"],
         base=row["base"],
         seq=row["seq"],
-        kind=RequestKind(row["kind"]),
+        kind=EndpointRequestKind(row["kind"]),
         work=json.loads(row["work"] or "{}"),
         model=row["model"],
         state=RequestState(row["state"]),
