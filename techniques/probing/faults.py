@@ -43,7 +43,8 @@ def faults_of_samples(job: Job, model: nn.Module, loss: BoundLoss, batch: Mappin
     if loss.inputs is not None and (job.loss is None or loss.function is not None):
         read = () if loss.function is None else loss.function.reads
         ignored = sorted(batch.keys() - loss.inputs - {"labels", REFERENCE, *read})
-        if readers := [name for name in BUILTIN_LOSSES if (other := loss_class(name)) and {*ignored} & {*other.reads}]:
+        losses = ((name, loss_class(name)) for name in BUILTIN_LOSSES if ignored)
+        if readers := [name for name, other in losses if other is not None and {*ignored} & {*other.reads}]:
             yield (
                 f"loss: samples have {', '.join(ignored)}, which this loss does not read. To fix: set loss to "
                 f"{' or '.join(readers)}, or leave this out of the samples"
