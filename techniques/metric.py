@@ -17,6 +17,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -236,9 +237,6 @@ BUILTIN_METRICS: dict[str, str] = {
     "f1_macro": "ringmaster.techniques.metrics.classification:F1Macro",
     "f1_micro": "ringmaster.techniques.metrics.classification:F1Micro",
     "f1_weighted": "ringmaster.techniques.metrics.classification:F1Weighted",
-    "entity_f1": "ringmaster.techniques.metrics.token_sequences:EntityF1",
-    "entity_precision": "ringmaster.techniques.metrics.token_sequences:EntityPrecision",
-    "entity_recall": "ringmaster.techniques.metrics.token_sequences:EntityRecall",
     "precision": "ringmaster.techniques.metrics.classification:Precision",
     "recall": "ringmaster.techniques.metrics.classification:Recall",
     "matthews": "ringmaster.techniques.metrics.classification:Matthews",
@@ -246,12 +244,6 @@ BUILTIN_METRICS: dict[str, str] = {
     "mse": "ringmaster.techniques.metrics.loss_values:Mse",
     "mae": "ringmaster.techniques.metrics.loss_values:Mae",
     "r2": "ringmaster.techniques.metrics.loss_values:R2",
-    "exact_match": "ringmaster.techniques.metrics.token_sequences:ExactMatch",
-    "rouge_l": "ringmaster.techniques.metrics.token_sequences:RougeL",
-    "generated_exact_match": "ringmaster.techniques.metrics.token_sequences:GeneratedExactMatch",
-    "generated_rouge_1": "ringmaster.techniques.metrics.token_sequences:GeneratedRouge1",
-    "generated_rouge_2": "ringmaster.techniques.metrics.token_sequences:GeneratedRouge2",
-    "generated_rouge_l": "ringmaster.techniques.metrics.token_sequences:GeneratedRougeL",
     **features.dotted_names("METRICS"),
 }
 METRICS = Registry(kind="metric", entry_point_group="ringmaster.metrics", builtin=BUILTIN_METRICS)
@@ -321,6 +313,12 @@ def scored_metrics(names: Iterable[str]) -> tuple[Metric, ...]:
 def why_generating(names: Iterable[str]) -> str | None:
     """Returns which metric needs the whole model, to write or to answer questions of its own; None where none does."""
     return next((f"the metric {metric.name}" for metric in metrics_named(names) if metric.generates), None)
+
+
+def answer_of(labels: Sequence[int]) -> list[int]:
+    """Returns the first run of labels of a row."""
+    first = next((place for place, label in enumerate(labels) if label != IGNORED), len(labels))
+    return list(takewhile(lambda label: label != IGNORED, labels[first:]))
 
 
 def why_not_divided(names: Iterable[str]) -> str | None:

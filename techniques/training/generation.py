@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from ringmaster.features import listed
 from ringmaster.techniques.job_specs import EvaluationSpec
-from ringmaster.techniques.metric import IGNORED, ModelMetric, metrics_named
-from ringmaster.techniques.metrics.token_sequences import answer_of
+from ringmaster.techniques.metric import IGNORED, ModelMetric, answer_of, metrics_named
 from ringmaster.techniques.model_facts import default_loss, num_positions
 from ringmaster.techniques.models.architectures import PIXELS
 from ringmaster.techniques.training.token_sampling import Beating, EndTokens, encodes, end_tokens_of, sample

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ringmaster.features.sequence_metrics.token_sequences import entities
 from ringmaster.techniques.data_source import PreparedData
-from ringmaster.techniques.metrics.token_sequences import entities
 from tests.drawing import draws
 from tests.unit.evaluation.measuring import measured
 

@@ -19,8 +19,7 @@ from transformers import (
 )
 
 from ringmaster.techniques.job_specs import EvaluationSpec
-from ringmaster.techniques.metric import Outputs, metric_named, why_generating
-from ringmaster.techniques.metrics.token_sequences import answer_of
+from ringmaster.techniques.metric import Outputs, answer_of, metric_named, why_generating
 from ringmaster.techniques.training.generation import AnswerWriter, WriterContext, answer_writer_of
 from ringmaster.techniques.training.token_sampling import end_tokens_of
 from tests.drawing import draws

@@ -15,10 +15,10 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from ringmaster.features.embeddings.retrieval_metrics import RecallAt1
+from ringmaster.features.sequence_metrics.token_sequences import RougeL, f_measure, words
 from ringmaster.tasks.evaluation.scores import compare, estimate
 from ringmaster.techniques.data_source import PreparedData
 from ringmaster.techniques.metric import Outputs
-from ringmaster.techniques.metrics.token_sequences import RougeL, f_measure, words
 from ringmaster.techniques.models.sentence_embeddings import Pooling, embeddings
 from tests.drawing import draws
 from tests.unit.evaluation.measuring import LOSS, measured, rows_of, scores_of

@@ -15,11 +15,10 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import cache
-from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ringmaster.techniques.metric import IGNORED, Metric, Outputs
+from ringmaster.techniques.metric import IGNORED, Metric, Outputs, answer_of
 from ringmaster.techniques.metrics.classification import ratio
 
 if TYPE_CHECKING:
@@ -292,9 +291,3 @@ class GeneratedRougeL(GeneratedText):
     def likeness(self, written: Sequence[int], answer: Sequence[int], outputs: Outputs) -> float:
         """Returns 2 LCS / (length + length)."""
         return f_measure(*(words_of(each, outputs.tokenizer_dir) for each in (written, answer)))
-
-
-def answer_of(labels: Sequence[int]) -> list[int]:
-    """Returns the first run of labels of a row."""
-    first = next((place for place, label in enumerate(labels) if label != IGNORED), len(labels))
-    return list(takewhile(lambda label: label != IGNORED, labels[first:]))
