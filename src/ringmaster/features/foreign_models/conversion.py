@@ -29,6 +29,7 @@ from torch import Tensor
 
 from ringmaster.compat.transformers import MODEL_CONSTRUCTION
 from ringmaster.extras import require_extra
+from ringmaster.features.foreign_models.dcp_folders import DcpTensor, write_dcp
 from ringmaster.features.foreign_models.foreign_checkpoints import (
     CHECKPOINT,
     DCP,
@@ -55,7 +56,6 @@ from ringmaster.techniques.checkpoints.checkpoint import (
     TensorPiece,
     publish,
 )
-from ringmaster.techniques.checkpoints.dcp_folders import DcpTensor, write_dcp
 from ringmaster.techniques.checkpoints.state import Reader
 from ringmaster.techniques.checkpoints.storage import LocalStorage
 from ringmaster.techniques.checkpoints.tensor_files import DTYPE_NAMES, DTYPES, LazyTensor, blocks_of

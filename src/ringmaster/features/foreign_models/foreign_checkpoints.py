@@ -28,8 +28,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ringmaster.features.foreign_models import llama_layouts
-from ringmaster.techniques.checkpoints import dcp_folders
+from ringmaster.features.foreign_models import dcp_folders, llama_layouts
 from ringmaster.techniques.checkpoints.tensor_files import DTYPE_NAMES, LazyTensor
 from ringmaster.techniques.models.model_folders import CONFIG, few, misfits, read_json
 

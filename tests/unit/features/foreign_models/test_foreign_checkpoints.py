@@ -14,9 +14,9 @@ import torch.distributed.checkpoint as dcp
 from transformers import LlamaForCausalLM
 
 from ringmaster.features.foreign_models.conversion import convert, open_model
+from ringmaster.features.foreign_models.dcp_folders import DcpFolder
 from ringmaster.techniques.checkpoints.chain import StateChain
 from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
-from ringmaster.techniques.checkpoints.dcp_folders import DcpFolder
 from ringmaster.techniques.checkpoints.state import read_whole
 
 RECORDED = Path(__file__).parents[3] / "recorded"
