@@ -65,8 +65,6 @@ OTHER_MEANINGS: Mapping[str, tuple[str, ...]] = {
         "techniques/models/export.py",
         "techniques/models/quantization.py",
     ),
-    # the sources of definitions
-    "ludwig": ("techniques/data/sources/feature_rows.py", "techniques/models/feature_model.py"),
 }
 """The files in which a pattern matches words of another meaning only."""
 HOMES: Mapping[str, str] = {"chain": f"{FEATURES}/untrusted", "fused_groups": "techniques/training/fused"}

@@ -330,7 +330,6 @@ BUILTIN_SOURCES: dict[str, str] = {
     "completion": "ringmaster.techniques.data.sources.completion:Completion",
     **features.dotted_names("DATA_SOURCES"),
     "image-classification": "ringmaster.techniques.data.sources.image_classification:ImageClassification",
-    "features": "ringmaster.techniques.data.sources.feature_rows:FeatureRows",
     "hugging-face": "ringmaster.techniques.data.sources.builtin:HuggingFace",
     "python-stdlib": "ringmaster.techniques.data.sources.builtin:PythonStdlib",
     "digits": "ringmaster.techniques.data.sources.builtin:Digits",

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.compat.python import parse_source
+from ringmaster.features import current_module
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,6 +165,7 @@ def _imported(file: Path, package: tuple[str, ...]) -> Iterator[tuple[str, ...]]
 
 
 def _import(module_name: str, *, dotted: str) -> Any:
+    module_name = current_module(module_name)
     try:
         if module_name not in sys.modules:
             _drop_stale_bytecode(module_name)

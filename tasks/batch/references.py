@@ -25,6 +25,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from ringmaster.compat.python import parse_source
 from ringmaster.extras import PACKAGES, install_command, missing_packages
+from ringmaster.features import current_module
 from ringmaster.files import is_file, path_in
 from ringmaster.findings import as_list, got
 from ringmaster.tasks.planning.objectives import objective_names
@@ -384,7 +385,7 @@ def _find(module: str, *, folder: Path, is_installed: bool = True) -> ModuleSpec
 
     is_installed: whether workers have the import path of this process.
     """
-    top, *rest = module.split(".")
+    top, *rest = current_module(module).split(".")
     try:
         spec = importlib.util.find_spec(top) if is_installed else None
     except ValueError:  # an imported module that has lost its spec

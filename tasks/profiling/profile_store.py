@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ringmaster.codec import digest, from_json, to_json
+from ringmaster.features import current_module
 from ringmaster.registry import source_files
 from ringmaster.tasks.profiling.search import OUT_OF_MEMORY, FailedTrial, Result
 from ringmaster.techniques import Profile, registry
@@ -185,7 +186,7 @@ def source_digest(dotted: str, import_paths: tuple[str, ...]) -> str:
 
     Modules of the same project that it imports are part of it, see `registry.source_files`.
     """
-    module = dotted.partition(":")[0]
+    module = current_module(dotted.partition(":")[0])
     top, *rest = module.split(".")
     spec = find_spec(top) or PathFinder.find_spec(top, import_paths)
     for part in rest:

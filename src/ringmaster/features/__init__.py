@@ -40,8 +40,8 @@ A feature's package has any of these modules, and the core imports those of the 
 Techniques, losses, metrics, families of metrics, data sources, objectives and engines of features are defined in any of
 their modules. The package's own `__init__.py` lists their dotted names in `TECHNIQUES`, `LOSSES`, `METRICS`,
 `METRIC_FAMILIES`, `DATA_SOURCES`, `OBJECTIVES` and `ENGINES`, and imports none of them; `FORMER_TECHNIQUES` has what
-stored orders of earlier releases call them. Those of installed distributions have entry points. `MODEL_LOSSES` has
-losses of models by the endings of their class names.
+stored orders of earlier releases call them, and `FORMER_MODULES` by which names they find modules. Those of installed
+distributions have entry points. `MODEL_LOSSES` has losses of models by the endings of their class names.
 
 Installed distributions add features by entry points of the group `ringmaster.features`, whose values are packages. No
 feature imports another one.
@@ -143,3 +143,8 @@ def dotted_names(kind: str) -> dict[str, str]:
     """Returns what the built-in packages themselves list under a name, such as "TECHNIQUES": dotted names, by name."""
     own = (getattr(importlib.import_module(package), kind, {}) for package in BUILTIN)
     return {name: path for names in own for name, path in names.items()}
+
+
+def current_module(name: str) -> str:
+    """Returns the name of the module that a dotted name leads to: of features, also by a name of earlier releases."""
+    return dotted_names("FORMER_MODULES").get(name, name)

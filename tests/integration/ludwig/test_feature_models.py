@@ -4,8 +4,8 @@ import csv
 
 import pytest
 
+from ringmaster.features.ludwig.batch import FACTORY
 from ringmaster.techniques import DataSpec, ModelSpec
-from ringmaster.techniques.models.feature_model import FACTORY_NAME
 from tests.integration.workbench import Layout, largest_difference
 from tests.matrix import matrix
 
@@ -58,7 +58,7 @@ def table(tmp_path_factory):
 @pytest.mark.parametrize(("layout", "encoders"), matrix(CASES, quick=[CASES[0], CASES[7]]))
 def test_every_technique_trains_the_same(bench, tmp_path, table, layout, encoders):
     model = ModelSpec(
-        factory=FACTORY_NAME,
+        factory=FACTORY,
         kwargs={"options": ENCODERS[encoders], "combiner": {"num_fc_layers": 1, "output_size": 16, "dropout": 0.1}},
     )
     job = bench.job(model, data=table, loss="weighted-outputs", loss_options={"weights": [1.0, 0.5]})

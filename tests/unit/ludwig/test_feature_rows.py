@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from ringmaster.errors import DataError
+from ringmaster.features.ludwig.batch import FACTORY
+from ringmaster.features.ludwig.feature_model import FeaturePredictor
 from ringmaster.techniques import DataSpec, ModelSpec
 from ringmaster.techniques.data import open_data, prepare
 from ringmaster.techniques.data.sources.feature_rows import ValueEncoder, measured_numbers
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.export import export_model
-from ringmaster.techniques.models.feature_model import FACTORY_NAME, FeaturePredictor
 from ringmaster.techniques.models.model_folders import model_of_folder
 from ringmaster.techniques.training.bound_loss import bind_loss
 
@@ -51,7 +52,7 @@ def spec(tmp_path):
 
 
 def model_of(prepared, **options):
-    spec = ModelSpec(factory=FACTORY_NAME, kwargs={"options": options, "combiner": {"num_fc_layers": 1}})
+    spec = ModelSpec(factory=FACTORY, kwargs={"options": options, "combiner": {"num_fc_layers": 1}})
     return spec, build_model(spec, data=prepared, seed=0)
 
 

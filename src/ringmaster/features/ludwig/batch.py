@@ -16,6 +16,7 @@ from ringmaster.tasks.batch.file_hooks import BatchFileHook
 from ringmaster.techniques.loss import Values, WholeNumbers, YesOrNo
 
 FACTORY = "ringmaster.techniques.models.feature_model:build_feature_model"
+"""The name of the model in jobs and in exported models of all releases: see `FORMER_MODULES` of this package."""
 TRANSFORMERS = ("albert", "bert", "electra", "roberta", "vit")
 (KEY,) = LudwigKey.job_keys()
 

@@ -13,19 +13,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from ringmaster.techniques.data.row_kind import SampleContext
-from ringmaster.techniques.data.row_tokenizer import RowTokenizer
-from ringmaster.techniques.data.sources.feature_rows import (
+from ringmaster.features.ludwig.feature_rows import (
     Feature,
     FeatureRows,
     ValueEncoder,
     num_outputs,
     tensor_names,
 )
+from ringmaster.techniques.data.row_kind import SampleContext
+from ringmaster.techniques.data.row_tokenizer import RowTokenizer
 from ringmaster.techniques.job_specs import DataSpec
 from ringmaster.techniques.models.model_folders import FACTORY, WEIGHTS
 
-FACTORY_NAME = f"{__name__}:build_feature_model"
 ACTIVATIONS: Mapping[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU, "sigmoid": nn.Sigmoid}
 TRANSFORMERS = ("albert", "bert", "distilbert", "electra", "roberta", "vit")
 """Encoders that transformers has, by their model types."""
