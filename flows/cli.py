@@ -20,10 +20,7 @@ COMMANDS: Mapping[str, Sequence[Callable[..., None]]] = {
         *(running.run, running.sweep, running.retrain),
         *(pool.submit, observing.status, observing.watch, observing.logs),
     ),
-    PLAN: (
-        *(running.profile, planning.plan, planning.check),
-        *(observing.techniques, observing.schema_command()),
-    ),
+    PLAN: (running.profile, planning.plan, planning.check, observing.schema_command()),
     POOL: (pool.up, pool.down),
     MODELS: (
         *(models.evaluate, models.monitor, models.promote, models.rollback, models.export),

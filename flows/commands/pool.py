@@ -194,7 +194,7 @@ def submit(
         raise InputError([f"--batch {batch!r} is not a valid name. To fix: {NAME_REMEDY}"])
     jobs = replace(load_batch(settings.resolve_path(jobs_file)), name=batch)
     if not unchecked:
-        from ringmaster.flows.reports.technique_report import check_jobs
+        from ringmaster.flows.batch.job_checks import check_jobs
 
         check_jobs(jobs)
     if wait:

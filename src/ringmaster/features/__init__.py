@@ -81,6 +81,7 @@ BUILTIN = (
     "ringmaster.features.objectives",
     "ringmaster.features.quotas",  # before the tariffs, whose question leaves no others
     "ringmaster.features.tariffs",
+    "ringmaster.features.technique_report",
     "ringmaster.features.what_if",
     "ringmaster.features.importance",
     "ringmaster.features.expected_gain",

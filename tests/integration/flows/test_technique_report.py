@@ -5,7 +5,7 @@ import json
 import pytest
 
 from ringmaster.errors import InputError
-from ringmaster.flows.reports.technique_report import look_ahead, print_technique_report
+from ringmaster.features.technique_report.technique_report import look_ahead, print_technique_report
 from ringmaster.techniques.estimates.memory import CUBLAS_BYTES
 
 MODEL = """

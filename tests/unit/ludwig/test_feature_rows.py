@@ -12,9 +12,9 @@ import torch
 from ringmaster.errors import DataError
 from ringmaster.features.ludwig.batch import FACTORY
 from ringmaster.features.ludwig.feature_model import FeaturePredictor
+from ringmaster.features.ludwig.feature_rows import ValueEncoder, measured_numbers
 from ringmaster.techniques import DataSpec, ModelSpec
 from ringmaster.techniques.data import open_data, prepare
-from ringmaster.techniques.data.sources.feature_rows import ValueEncoder, measured_numbers
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.models.export import export_model
 from ringmaster.techniques.models.model_folders import model_of_folder

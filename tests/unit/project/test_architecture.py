@@ -290,6 +290,7 @@ OF_FOLDERS = {
     "diagnosis": PACKAGES,
     "undo": PACKAGES,
     "bisection": PACKAGES,
+    "technique_report": PACKAGES,
     "reproduction": PACKAGES,
     "endpoint/server": PACKAGES,
     "endpoint/compute": ("techniques",),

@@ -1,12 +1,11 @@
-"""Checks of jobs before they are submitted: which techniques fit, in how much memory, and a tiny step of each job.
+"""A report on jobs that need not be submitted: which techniques fit, and in how much memory.
 
-They need neither weights nor a GPU.
+It needs neither weights nor a GPU.
 """
 
 import json
-import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,16 +13,15 @@ from typing import Any
 from rich.table import Table
 
 from ringmaster.codec import to_json
-from ringmaster.errors import InputError, input_errors, raise_faults
-from ringmaster.flows import settings
+from ringmaster.errors import InputError, input_errors
+from ringmaster.flows.batch.job_checks import preflights_of
 from ringmaster.flows.output import error_console, output_console, plain_table, print_lines, styled
 from ringmaster.tasks.batch import Batch, load_batch, parse_batch
 from ringmaster.tasks.batch.document import read
 from ringmaster.tasks.cluster import detect
-from ringmaster.tasks.profiling.preflight_runs import gang_shape, run_preflight, slots_of
-from ringmaster.techniques import GangShape, Job, registry
-from ringmaster.techniques.preflight_result import Candidate, Preflight, PreflightOrder
-from ringmaster.techniques.processes.forkserver_client import ForkServer
+from ringmaster.tasks.profiling.preflight_runs import gang_shape, slots_of
+from ringmaster.techniques import GangShape
+from ringmaster.techniques.preflight_result import Candidate, Preflight
 from ringmaster.techniques.processes.order import Slot
 
 TIMEOUT_S = 60.0  # time for memory estimates; the rest are computed by formula, and estimated by the next call
@@ -73,10 +71,9 @@ def look_ahead(
         raise InputError([f"{file} has no job {job!r}; it has {', '.join(each.name for each in batch.jobs)}"])
     shapes, slots = _shapes(batch, num_devices, memory, num_nodes)
     with error_console().status(styled("estimating")):
-        preflights, faults = _preflights(
+        preflights, faults = preflights_of(
             batch,
             jobs,
-            notice=lambda _: None,
             shapes=shapes,
             slots=slots,
             forecast_all=True,
@@ -84,33 +81,6 @@ def look_ahead(
             describe_data=True,
         )
     return TechniqueReport(shapes=shapes, preflights=preflights, faults=faults)
-
-
-def check_jobs(batch: Batch) -> None:
-    """Reads a few samples of each job on this machine, and takes one step with a small model of its class.
-
-    Raises InputError with every fault.
-    """
-    # No shapes: the techniques are checked on the machine that will train the jobs.
-    _, faults = _preflights(batch, batch.jobs, notice=lambda _: None, shapes=())
-    raise_faults([f"job {name}: {why}" for name, why in faults.items()])
-
-
-def _preflights(
-    batch: Batch, jobs: Sequence[Job], *, notice: Callable[[str], None], **options: Any
-) -> tuple[Mapping[str, Preflight], Mapping[str, str]]:
-    """Returns the preflights of jobs in a process of their own, and why some have none. options: of the order."""
-    order = PreflightOrder(
-        jobs=tuple(jobs),
-        techniques=registry.dotted_paths(),
-        cache_dir=str(settings.home() / "cache"),
-        cores=tuple(sorted(os.sched_getaffinity(0))),
-        import_paths=(str(batch.folder),),
-        **options,
-    )
-    preload = (f"transformers:{each.model.architecture}" for each in jobs if each.model.architecture)
-    with ForkServer(preload=tuple(dict.fromkeys(preload))) as server:
-        return run_preflight(order, server=server, notice=notice)
 
 
 def print_technique_report(report: TechniqueReport) -> None:
