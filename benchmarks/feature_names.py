@@ -60,7 +60,7 @@ OTHER_MEANINGS: Mapping[str, tuple[str, ...]] = {
         f"{FEATURES}/quantization_aware/__init__.py",
         f"{FEATURES}/quantization_aware/batch.py",
         f"{FEATURES}/quantization_aware/trainer.py",
-        "tasks/batch/adaptation_rules.py",
+        "tasks/batch/parent_rules.py",
         "techniques/job.py",
         "techniques/models/export.py",
         "techniques/models/quantization.py",

@@ -20,7 +20,7 @@ from ringmaster.flows.batch.result import BatchResult, ProfilingCost, collect, f
 from ringmaster.flows.batch.run_folder import is_done_and_recorded, share_models
 from ringmaster.flows.reports.progress import View
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.batch.adaptation_rules import with_orphans
+from ringmaster.tasks.batch.parent_rules import with_orphans
 from ringmaster.tasks.execution.execution_events import Listener, PlanUpdate
 from ringmaster.tasks.execution.job_table import jobs_left
 from ringmaster.tasks.profiling.preflight_runs import distinct

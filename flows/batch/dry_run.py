@@ -27,7 +27,7 @@ from ringmaster.flows.pool.own_node import healthy
 from ringmaster.flows.pool.profiling import keeping_a_node, profile_on_pool, serving
 from ringmaster.flows.reports.plan_report import interval_text
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.batch.adaptation_rules import with_orphans
+from ringmaster.tasks.batch.parent_rules import with_orphans
 from ringmaster.tasks.batch.placement import check_placement
 from ringmaster.tasks.cluster import Cluster, kind_of
 from ringmaster.tasks.control.batch_terms import ALONE, ActiveBatch, combined_terms, past_use

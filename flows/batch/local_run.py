@@ -35,7 +35,7 @@ from ringmaster.tasks.alarms import DeadlineAlarms
 from ringmaster.tasks.alarms.prefect_events import emit_alarm
 from ringmaster.tasks.background_worker import background_thread
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.batch.adaptation_rules import with_orphans
+from ringmaster.tasks.batch.parent_rules import with_orphans
 from ringmaster.tasks.batch.placement import check_placement
 from ringmaster.tasks.cluster import Cluster, Node, kind_of
 from ringmaster.tasks.control.batch_terms import ALONE, ActiveBatch, combined_terms, past_use

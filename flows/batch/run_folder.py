@@ -18,7 +18,7 @@ from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.records import INDEXED
 from ringmaster.model_lineage.sqlite_files import sqlite_url
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.batch.adaptation_rules import unfit_parents, with_base_configs, with_teachers
+from ringmaster.tasks.batch.parent_rules import unfit_parents, with_base_configs, with_teachers
 from ringmaster.tasks.batch.references import is_folder
 from ringmaster.tasks.planning.term_features import resumed_features
 from ringmaster.tasks.pool.submissions import Submissions

@@ -15,9 +15,9 @@ from ringmaster.codec import digest, from_json, to_json
 from ringmaster.errors import BatchFileError
 from ringmaster.findings import Finding, Location, as_list, findings_where, got
 from ringmaster.tasks.batch import document, grid, rules, yaml_sections
-from ringmaster.tasks.batch.adaptation_rules import with_declared_parents
 from ringmaster.tasks.batch.document import Fault, place_text
 from ringmaster.tasks.batch.file_hooks import PlacedJob, file_hooks, job_of
+from ringmaster.tasks.batch.parent_rules import with_declared_parents
 from ringmaster.tasks.batch.references import NAME_REMEDY, split_loss
 from ringmaster.tasks.batch.schema import PLANNER_KEYS, PROFILING_SHARE, BatchEntry, GridEntry, JobEntry
 from ringmaster.tasks.cluster import Devices

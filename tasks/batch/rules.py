@@ -1,7 +1,7 @@
 """Validation rules between several values of a batch: exclusions, requirements and references.
 
-The rules work on plain mappings, so that a fault elsewhere in a job does not hide theirs. Those of adaptations and
-adapters are in `adaptation_rules`.
+The rules work on plain mappings, so that a fault elsewhere in a job does not hide theirs. Those of parents are in
+`parent_rules`, those of adapters in `adapter_rules`.
 """
 
 import math
@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Any
 
 from ringmaster.findings import Finding, Location, Raw, are_counts, as_list, as_mapping, findings_where, got
-from ringmaster.tasks.batch import adaptation_rules, adapter_rules
+from ringmaster.tasks.batch import adapter_rules, parent_rules
 from ringmaster.tasks.batch.file_hooks import PlacedJob, file_hooks
 from ringmaster.tasks.batch.references import closest, split_loss
 from ringmaster.tasks.batch.schema import Data, JobEntry, misspelt
@@ -55,10 +55,10 @@ def batch_findings(jobs: Sequence[PlacedJob]) -> Iterator[Finding]:
         if first.setdefault(job["name"], job) is not job:
             message = f"{job['name']!r} is the name of another job already"
             yield Finding(place(("name",)), message, "give every job a name of its own")
-    circles = adaptation_rules.circles_of(first)
+    circles = parent_rules.circles_of(first)
     for place, job in named:
-        for each in adaptation_rules.parents_of(job):
-            yield from adaptation_rules.parent_findings(place(each.place), job, each, jobs=first, circles=circles)
+        for each in parent_rules.parents_of(job):
+            yield from parent_rules.parent_findings(place(each.place), job, each, jobs=first, circles=circles)
         yield from (replace(finding, place=place(finding.place)) for finding in adapter_rules.base_findings(job, first))
 
 
@@ -437,7 +437,6 @@ JOB_CHECKS: Sequence[Callable[[Raw], Iterator[Finding]]] = (
     _text,
     training_findings,
     _loss,
-    adaptation_rules.adaptation_findings,
     adapter_rules.adapter_findings,
     _file_hooks,
 )

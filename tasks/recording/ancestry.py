@@ -1,10 +1,9 @@
 """The ancestry of a job's model in the lineage: the kind of its adaptation and its parents' models."""
 
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ringmaster.codec import from_json
 from ringmaster.errors import LedgerError
@@ -15,7 +14,6 @@ from ringmaster.tasks.storage.journal import Journal
 from ringmaster.techniques import Job
 from ringmaster.techniques.checkpoints.storage import is_url
 from ringmaster.techniques.job import COMPOSED, EXTRACTED
-from ringmaster.text import code_span, markdown, markdown_table
 
 KINDS_OF_ADAPTERS: Mapping[str, str] = {
     "lora": "lora",
@@ -175,40 +173,3 @@ def _sources(job: Job) -> Iterator[str]:
     for feature in job.features:
         if feature.teacher is not None and feature.teacher not in job.parents:
             yield feature.teacher
-
-
-def compared_with_parents(compared: Sequence[Mapping[str, Any]]) -> str:
-    """Returns a comparison of a model with its parents as markdown: bytes, seconds of a batch, and metrics.
-
-    All are measured alike on one device.
-
-    compared: the model first, then its parents: `model`, `weight_bytes`, `sparsity`, `batch_s` and `metrics` of each.
-    """
-    if len(compared) < 2:
-        return ""
-    own = compared[0]
-    rows = [["", "this one", *(code_span(str(entry["model"])) for entry in compared[1:])]]
-    rows.append(["weights", *(_bytes(entry, own) for entry in compared)])
-    rows.append(["a batch", *(_seconds(entry, own) for entry in compared)])
-    rows += [[markdown(key), *(_figure(entry["metrics"].get(key)) for entry in compared)] for key in own["metrics"]]
-    if any(entry["sparsity"] > 0.01 for entry in compared):
-        rows.append(["zeros", *(f"{entry['sparsity']:.0%}" for entry in compared)])
-    return markdown_table(rows[0], rows[1:])
-
-
-def _bytes(entry: Mapping[str, Any], own: Mapping[str, Any]) -> str:
-    text = f"{entry['weight_bytes'] / 1e6:.2f} MB"
-    return text if entry is own else f"{text} ({_times(entry['weight_bytes'], own['weight_bytes'])} as large)"
-
-
-def _seconds(entry: Mapping[str, Any], own: Mapping[str, Any]) -> str:
-    text = f"{entry['batch_s'] * 1000:.1f} ms"
-    return text if entry is own else f"{text} ({_times(entry['batch_s'], own['batch_s'])} as long)"
-
-
-def _times(value: float, of: float) -> str:
-    return f"{value / of:.1f} times" if of else "?"
-
-
-def _figure(value: float | None) -> str:
-    return "" if value is None else f"{value:.4g}"

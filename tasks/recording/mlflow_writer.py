@@ -27,7 +27,7 @@ from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.planning import gantt
 from ringmaster.tasks.planning.durations import compared_with_plan, practice_text
 from ringmaster.tasks.profiling.profile_store import MeasuredOptions, ProfileStore
-from ringmaster.tasks.recording.ancestry import Ancestry, compared_with_parents, kind_of
+from ringmaster.tasks.recording.ancestry import Ancestry, kind_of
 from ringmaster.tasks.recording.record_hooks import RecordedRun, RunListener, record_hooks
 from ringmaster.tasks.recording.rows import (
     ROWS,
@@ -440,7 +440,7 @@ class MlflowWriter:
                 **{key: value for hook in hooks for key, value in hook.params(record).items()},
             },
             metrics=record.metrics,
-            description="\n\n".join(filter(None, (*paragraphs, compared_with_parents(record.compared)))),
+            description="\n\n".join(filter(None, paragraphs)),
             origin=self._origin(record, job, started_from=ancestry.first_weights(job), chain=chain),
         )
 

@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from ringmaster.codec import from_json, to_json
 from ringmaster.errors import BatchFileError
 from ringmaster.tasks.batch import Batch, parse_batch
-from ringmaster.tasks.batch.adaptation_rules import unfit_parents, with_teachers
+from ringmaster.tasks.batch.parent_rules import unfit_parents, with_teachers
 from ringmaster.tasks.profiling.profile_store import speed_key
 from ringmaster.tasks.profiling.search import num_evaluations
 from ringmaster.techniques import AdaptationSpec, EvaluationSpec, ModelSpec

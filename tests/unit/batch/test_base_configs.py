@@ -7,7 +7,7 @@ import pytest
 
 from ringmaster.errors import InputError
 from ringmaster.tasks.batch import parse_batch
-from ringmaster.tasks.batch.adaptation_rules import with_base_configs
+from ringmaster.tasks.batch.parent_rules import with_base_configs
 from ringmaster.techniques.job import AdaptationSpec
 
 BASE = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 32, "num_hidden_layers": 2}

@@ -10,8 +10,8 @@ from ringmaster.errors import BatchFileError, InputError, ProblemError
 from ringmaster.files import MAX_BYTES, is_file, path_in, text_of
 from ringmaster.flows.entry import main
 from ringmaster.tasks.batch import Batch, Fault, load_batch, parse_batch
-from ringmaster.tasks.batch.adaptation_rules import circles_of
 from ringmaster.tasks.batch.grid import MAX_JOBS
+from ringmaster.tasks.batch.parent_rules import circles_of
 from ringmaster.text import MAX_FAULTS
 
 

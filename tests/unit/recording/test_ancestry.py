@@ -6,11 +6,12 @@ from types import SimpleNamespace
 import pytest
 
 from ringmaster.errors import LedgerError, TensorStoreError
+from ringmaster.features.adaptation.pages import compared_with_parents
 from ringmaster.features.loss_teacher.job import LossTeacher
 from ringmaster.features.warm_start.job import WarmStart
 from ringmaster.model_lineage import ADAPTATION_KINDS, ModelRecord
 from ringmaster.tasks.recording import ancestry
-from ringmaster.tasks.recording.ancestry import Ancestry, compared_with_parents, kind_of
+from ringmaster.tasks.recording.ancestry import Ancestry, kind_of
 from ringmaster.tasks.storage.journal import JobRecord, Variation
 from ringmaster.techniques import Adapter, DataSpec, Job, ModelSpec
 from ringmaster.techniques.job import ADAPTATIONS, AdaptationSpec

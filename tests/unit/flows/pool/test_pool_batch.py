@@ -30,7 +30,7 @@ from ringmaster.flows.reports.progress import View
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.model_lineage import mlflow_calls
 from ringmaster.tasks.batch import Batch
-from ringmaster.tasks.batch.adaptation_rules import with_orphans
+from ringmaster.tasks.batch.parent_rules import with_orphans
 from ringmaster.tasks.control.batch_terms import combined_terms
 from ringmaster.tasks.control.requests import RequestKind, Requests, RequestStatus
 from ringmaster.tasks.execution.execution_events import JobEnded, PlanUpdate

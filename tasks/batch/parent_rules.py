@@ -1,4 +1,4 @@
-"""Validation of adaptations: the keys of each kind, whether models fit each other, what they imply."""
+"""Validation of the parents of jobs: whether models fit each other, and what they imply."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,22 +8,16 @@ from itertools import pairwise
 from pathlib import Path
 
 from ringmaster.codec import to_json
-from ringmaster.findings import Finding, Location, Raw, as_list, as_mapping, findings_where, got
+from ringmaster.findings import Finding, Location, Raw, as_list, as_mapping, findings_where
 from ringmaster.tasks.batch.references import closest, is_folder
 from ringmaster.techniques.job import (
-    ADAPTATIONS,
-    DISTILLED,
-    INT4_METHODS,
     MERGED,
-    PRUNED,
     QUANTIZED,
     REWRITING,
     STRUCTURED,
-    AdaptationSpec,
     Job,
-    is_rewriting,
 )
-from ringmaster.techniques.job_features import JobFeature, feature_kinds, is_black_box, product_of
+from ringmaster.techniques.job_features import JobFeature, feature_kinds, product_of
 from ringmaster.techniques.job_specs import CONTINUE, MERGE, Adapter
 from ringmaster.techniques.models.architectures import with_config_of
 from ringmaster.techniques.models.model_folders import model_of_folder, quantization_of, tensor_shapes
@@ -36,118 +30,8 @@ MAX_CIRCLES = 100
 MAX_NAMED = 500
 """The most jobs among which a remedy searches for a similar name."""
 
-PACKED = 8
-"""The weights of 4 bits that files pack in an int32."""
-OF_KIND = {
-    "teacher": DISTILLED,
-    "teacher_model": DISTILLED,
-    "temperature": DISTILLED,
-    "weight": DISTILLED,
-    "sparsity": PRUNED,
-    "parents": MERGED,
-    "weights": MERGED,
-}
-"""The keys that only one kind has."""
 TOKENIZER = ("source", "path", "dataset", "factory", "kwargs", "vocab_size", "text_column", "split")
 """The data keys that determine the vocabulary a model learns if no tokenizer is named."""
-
-
-def adaptation_findings(job: Raw) -> Iterator[Finding]:
-    """Yields the faults in the adaptation of one job; places are relative to the job."""
-    adaptation = as_mapping(job.get("adaptation"))
-    kind = str(adaptation.get("kind"))
-    if kind not in ADAPTATIONS:
-        return
-    at = ("adaptation",)
-    method, methods = adaptation.get("method"), ADAPTATIONS[kind]
-    size = adaptation.get("group_size", AdaptationSpec.group_size)
-    yield from findings_where(
-        *(
-            (
-                owner != kind and adaptation.get(key) not in (None, [], (), getattr(AdaptationSpec, key, None)),
-                (*at, key),
-                f"is for {owner} models, and this one is {kind}",
-                f"remove {key}",
-            )
-            for key, owner in OF_KIND.items()
-        ),
-        (method is None and methods, (*at, "method"), "is missing", f"give {' or '.join(methods)}"),
-        (
-            method is not None and method not in methods,
-            (*at, "method"),
-            f"{method!r} is no way to get a {kind} model",
-            closest(str(method), methods) if methods else "remove method",
-        ),
-        (
-            job.get("adapter") is not None,
-            ("adapter",),
-            f"does not go with a {kind} model",
-            "train the adapter in a job of its own, and adapt its result",
-        ),
-        (
-            is_black_box(job),
-            ("model",),
-            f"is a command's, which cannot be {kind} from outside",
-            "remove the adaptation: the command does it on its own",
-        ),
-        (
-            kind in (PRUNED, QUANTIZED)
-            and job.get("base") is None
-            and as_mapping(job.get("model")).get("from_pretrained") is None,
-            ("base",),
-            f"is missing: a {kind} model comes from another",
-            "give a job's name, models:/NAME@ALIAS or a folder",
-        ),
-        (
-            method == STRUCTURED and not (job.get("base") and as_mapping(job.get("model")).get("architecture")),
-            ("model",),
-            "has no shape of its own, or no base with a larger one",
-            "give base, and architecture and config of the smaller model",
-        ),
-        *(
-            (
-                is_rewriting(job) and job.get(key),
-                (key,),
-                f"is given, and a {kind} model is not trained",
-                f"remove {key}; to train further, name this job as the base of another",
-            )
-            for key in ("num_steps", "num_epochs")
-        ),
-        (
-            kind == DISTILLED and adaptation.get("teacher") is None,
-            (*at, "teacher"),
-            "is missing",
-            "give a job's name, models:/NAME@ALIAS or a folder",
-        ),
-        (
-            kind == DISTILLED and job.get("loss") is not None,
-            ("loss",),
-            "does not go with a teacher, whose logits are weighed against the model's own loss",
-            "remove loss, or the adaptation",
-        ),
-        (
-            size != AdaptationSpec.group_size and method not in INT4_METHODS,
-            (*at, "group_size"),
-            "is for weights in 4 bits",
-            f"remove group_size, or take method {' or '.join(INT4_METHODS)}",
-        ),
-        (
-            isinstance(size, int) and size % PACKED,
-            (*at, "group_size"),
-            f"must be a multiple of {PACKED}, {got(size)}",
-            "give 32, 64 or 128",
-        ),
-        (
-            kind == PRUNED
-            and method in ("2:4", STRUCTURED)
-            and adaptation.get("sparsity", AdaptationSpec.sparsity) != AdaptationSpec.sparsity,
-            (*at, "sparsity"),
-            f"of {method} is {'always 0.5' if method == '2:4' else 'not chosen'}, {got(adaptation.get('sparsity'))}",
-            "remove sparsity, or prune by magnitude",
-        ),
-    )
-    if kind == MERGED:
-        yield from _merged(job, adaptation)
 
 
 @dataclass(frozen=True)
@@ -258,44 +142,6 @@ def _with_base_adapter(job: Job, jobs: Mapping[str, Job]) -> Adapter | None:
         return adapter
     dropout = adapter.dropout or theirs.dropout
     return replace(resolved(theirs.exported), from_pretrained=None, base_adapter=CONTINUE, dropout=dropout)
-
-
-def _merged(job: Raw, adaptation: Raw) -> Iterator[Finding]:
-    parents, weights = as_list(adaptation.get("parents")), as_list(adaptation.get("weights"))
-    method, has_base, at = adaptation.get("method"), job.get("base") is not None, ("adaptation",)
-    numbers = [weight for weight in weights if isinstance(weight, (int, float))]
-    yield from findings_where(
-        (
-            len(parents) < 2,
-            (*at, "parents"),
-            "must be two models or more",
-            "give jobs, registered models or folders",
-        ),
-        (
-            weights and len(weights) != len(parents),
-            (*at, "weights"),
-            f"are {len(weights)}, and there are {len(parents)} parents",
-            "give one for each of the parents, or none",
-        ),
-        (
-            method == "task-arithmetic" and not has_base,
-            ("base",),
-            "is missing",
-            "give the base that the parents were trained from",
-        ),
-        (
-            method == "average" and has_base,
-            ("base",),
-            "has no part in an average",
-            "name it among the parents, or remove it",
-        ),
-        (
-            method == "average" and numbers and (min(numbers) < 0 or sum(numbers) <= 0),
-            (*at, "weights"),
-            "of an average must not be negative, nor all 0",
-            "give weights above 0",
-        ),
-    )
 
 
 def _another_model(place: Location, job: Raw, parent: str, other: Raw, *, exactly: bool) -> Iterator[Finding]:
