@@ -6,6 +6,7 @@ from functools import partial
 
 import typer
 
+from ringmaster.feature_hooks import command_name
 from ringmaster.features import modules
 from ringmaster.flows.commands import lineage, models, observing, planning, pool, running, stored_models
 
@@ -41,13 +42,18 @@ COMMAND_GROUPS = (
 
 OWN_GROUPS = {name: group for group, name, _ in COMMAND_GROUPS}
 OPTIONS = [module.OPTIONS for module in modules("commands") if hasattr(module, "OPTIONS")]
+TAKEN = {*OWN_GROUPS}  # what two features call the same is that of the first: see `ringmaster.feature_check`
 for source in (sys.modules[__name__], *modules("commands")):
     for panel, commands in getattr(source, "COMMANDS", {}).items():
         for each in commands:
             for options in OPTIONS:
                 each = options[each.__name__](each) if each.__name__ in options else each
-            name = each.__name__.rstrip("_").replace("_", "-")  # `import_` may not be called `import`
             register = OWN_GROUPS[panel].command if panel in OWN_GROUPS else partial(app.command, rich_help_panel=panel)
-            register(name)(each)
+            name = command_name(each)
+            if (key := f"{panel} {name}" if panel in OWN_GROUPS else name) not in TAKEN:
+                TAKEN.add(key)
+                register(name)(each)
     for group, name, panel in getattr(source, "COMMAND_GROUPS", ()):
-        app.add_typer(group, name=name, rich_help_panel=panel)
+        if name not in TAKEN or source is sys.modules[__name__]:
+            TAKEN.add(name)
+            app.add_typer(group, name=name, rich_help_panel=panel)

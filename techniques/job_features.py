@@ -344,9 +344,15 @@ def feature_kind(key: str) -> type[JobFeature] | None:
 
 
 def feature_of(key: str, value: Any) -> JobFeature:
-    """Returns the feature with a value, in its JSON form, at a key in the JSON form of a job."""
-    kind = feature_kind(key)
-    assert kind is not None, f"no feature has the key {key}"
+    """Returns the feature with a value, in its JSON form, at a key in the JSON form of a job.
+
+    Raises ValueError where no feature has the key: a package that has it is not installed here.
+    """
+    if (kind := feature_kind(key)) is None:
+        raise ValueError(
+            f"no feature has the key {key} of a job. To fix: install here what has it where the job is from, "
+            "and read in the log why an installed feature is left out"
+        )
     return from_json(kind, value if kind.key else {key: value})
 
 

@@ -64,10 +64,26 @@ class Registry:
         return result
 
 
+@dataclass(frozen=True)
+class InstalledEntry:
+    """An entry point of an installed distribution."""
+
+    distribution: str
+    name: str
+    value: str
+
+
+def installed_entries(entry_point_group: str) -> tuple[InstalledEntry, ...]:
+    """Returns the entry points of a group, of all installed distributions by their names; each once."""
+    entries = entry_points(group=entry_point_group)
+    every = dict.fromkeys(InstalledEntry(e.dist.name if e.dist else "", e.name, e.value) for e in entries)
+    return tuple(sorted(every, key=lambda entry: entry.distribution))
+
+
 @cache
 def installed(entry_point_group: str) -> dict[str, str]:
-    """Returns the dotted names that installed distributions name as entry points of a group, by the names of these."""
-    return {entry.name: entry.value for entry in entry_points(group=entry_point_group)}
+    """Returns the dotted names of `installed_entries` by the names of these; the first where several have one name."""
+    return {entry.name: entry.value for entry in reversed(installed_entries(entry_point_group))}
 
 
 def find(kind: str, name: str, paths: Mapping[str, str]) -> str:

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from ringmaster.codec import digest, from_json, to_json
 from ringmaster.errors import BatchFileError
+from ringmaster.feature_check import feature_findings
 from ringmaster.findings import Finding, Location, as_list, findings_where, got
 from ringmaster.tasks.batch import document, grid, rules, yaml_sections
 from ringmaster.tasks.batch.document import Fault, place_text
@@ -147,7 +148,7 @@ class Batch:
         cls, raw: Mapping[str, Any], *, folder: Path, text: str, lines: document.YamlDocument, file: str
     ) -> Self:
         entry, planned, findings = _check(raw, folder=folder)
-        findings = [*lines.findings, *findings]
+        findings = [*feature_findings(), *lines.findings, *findings]
         if findings:
             raise BatchFileError(_faults(findings, lines=lines, file=file))
         assert entry is not None, "values without a fault are a batch"

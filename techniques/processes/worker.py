@@ -9,7 +9,7 @@ import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ringmaster import features
+from ringmaster import feature_check, features
 from ringmaster.codec import from_json
 from ringmaster.errors import ChannelClosed
 from ringmaster.techniques import registry
@@ -56,6 +56,8 @@ def main(channel: Channel, argument: dict[str, Any]) -> NoReturn:
 
 
 def _run(order: GangOrder, rank: int, reporter: Reporter) -> NoReturn:
+    for kind in ("job", "trainer"):
+        feature_check.refuse_faulty_modules(kind)  # a job must not train without a part of what is installed
     reporter.phase("starting", timeout_s=BUILD_TIMEOUT_S)
     for folder, url in order.model_urls.items():
         fetch_model(url, Path(folder))

@@ -44,16 +44,16 @@ stored orders of earlier releases call them, and `FORMER_MODULES` by which names
 distributions have entry points. `MODEL_LOSSES` has losses of models by the endings of their class names.
 
 Installed distributions add features by entry points of the group `ringmaster.features`, whose values are packages. No
-feature imports another one.
+feature imports another one. What is wrong with them is refused before anything starts (`ringmaster.feature_check`);
+commands that only read leave out a module that cannot be used.
 """
 
 import importlib
-import importlib.util
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 ENTRY_POINT_GROUP = "ringmaster.features"
 BUILTIN = (
@@ -107,27 +107,54 @@ BUILTIN = (
 """The packages of the features of Ringmaster, in the order of their hooks. Those of other distributions follow."""
 
 
+class FeaturePackage(NamedTuple):
+    """The package of a feature. distribution: what is installed with it; "" for what Ringmaster has itself."""
+
+    name: str
+    distribution: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name} (distribution {self.distribution})" if self.distribution else self.name
+
+    def module(self, kind: str) -> ModuleType | None:
+        """Returns its module of a kind, such as "trainer"; None where it has none, or none that can be used."""
+        if self.distribution:
+            from ringmaster.feature_hooks import examined
+
+            return examined(self, kind)[0]
+        file = Path(__file__).with_name(self.name.rpartition(".")[2]) / f"{kind}.py"  # without importing the package
+        return importlib.import_module(f"{self.name}.{kind}") if file.is_file() else None
+
+
 @cache
-def packages(*, only_builtin: bool = False) -> tuple[str, ...]:
-    """Returns the names of the packages of all features."""
-    if only_builtin:
-        return BUILTIN
+def packages(*, only_builtin: bool = False) -> tuple[FeaturePackage, ...]:
+    """Returns the packages of all features."""
+    builtin = tuple(map(FeaturePackage, BUILTIN))
+    return builtin if only_builtin else (*builtin, *installed_packages())
+
+
+@cache
+def installed_packages() -> tuple[FeaturePackage, ...]:
+    """Returns the packages of features that installed distributions add, by the names of these."""
     from ringmaster import registry  # whose imports take longer than some commands
 
-    return tuple(dict.fromkeys([*BUILTIN, *registry.installed(ENTRY_POINT_GROUP).values()]))
+    entries = registry.installed_entries(ENTRY_POINT_GROUP)
+    return tuple(FeaturePackage(each.value, each.distribution) for each in entries)
 
 
 @cache
+def modules_by_package(kind: str, *, only_builtin: bool = False) -> dict[FeaturePackage, ModuleType]:
+    """Returns the modules of a kind, such as "trainer", of all features that have one, in the order of `packages`.
+
+    Modules of installed distributions that cannot be used are left out, with a line in the log.
+    """
+    every = {package: package.module(kind) for package in packages(only_builtin=only_builtin)}
+    return {package: module for package, module in every.items() if module is not None}
+
+
 def modules(kind: str, *, only_builtin: bool = False) -> tuple[ModuleType, ...]:
-    """Returns the modules of a kind, such as "trainer", of all features that have one, in the order of `packages`."""
-    every = packages(only_builtin=only_builtin)
-    return tuple(importlib.import_module(f"{package}.{kind}") for package in every if _has_module(package, kind))
-
-
-def _has_module(package: str, kind: str) -> bool:
-    if package in BUILTIN:  # without importing the package
-        return Path(__file__).with_name(package.rpartition(".")[2]).joinpath(f"{kind}.py").is_file()
-    return importlib.util.find_spec(f"{package}.{kind}") is not None
+    """Returns the modules of `modules_by_package`."""
+    return tuple(modules_by_package(kind, only_builtin=only_builtin).values())
 
 
 def listed(kind: str, name: str, *, only_builtin: bool = False) -> Iterator[Any]:

@@ -1,34 +1,178 @@
-"""Features of installed distributions are found by their entry points."""
+"""Features of installed distributions are found by their entry points, and refused where they cannot be used."""
 
-import sys
+import logging
 
 import pytest
 
-from ringmaster import features, registry
+from ringmaster import features
+from ringmaster.errors import InputError
+from ringmaster.feature_check import feature_findings, refuse_faulty_features, refuse_faulty_modules
+from ringmaster.feature_hooks import HOOKS, OF_PROCESSES
+from ringmaster.tasks.batch import Batch
+from ringmaster.techniques.job_features import feature_of
+from tests.unit.features.installed import install, installed
+
+JOB = """
+from dataclasses import dataclass
+from typing import Annotated
+from ringmaster.techniques.job_features import Description, FileKeys, JobFeature
+
+@dataclass(frozen=True, kw_only=True)
+class Own(JobFeature):
+    {key}: Annotated[bool, Description("true or false")] = False
+
+@dataclass(frozen=True, kw_only=True)
+class OwnKeys(FileKeys):
+    {key}: Annotated[bool, Description("true or false")] = False
+"""
+COMMANDS = """
+from ringmaster.flows.commands.parameters import with_parameters
+
+def own(): pass
+
+def with_own(command):
+    def call(*, size, **options):
+        command(**options)
+    return with_parameters(command, call, size=(int, 1))
+"""
+JOB_KEY = {"job": JOB.format(key="soup") + "JOB_FEATURES = (Own,)"}
 
 
-@pytest.fixture
-def installed_feature(tmp_path, monkeypatch):
-    """A package with the module `job` alone, under an entry point."""
-    package = tmp_path / "noted"
-    package.mkdir()
-    (package / "__init__.py").touch()
-    (package / "job.py").write_text("KEY = 'note'\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(
-        registry, "installed", lambda group: {"note": "noted"} if group == features.ENTRY_POINT_GROUP else {}
-    )
-    for cached in (features.packages, features.modules):
-        cached.cache_clear()
-    yield
-    for cached in (features.packages, features.modules):
-        cached.cache_clear()
-    for name in ("noted", "noted.job"):
-        sys.modules.pop(name, None)
+def faults_with(site, **packages):
+    """Returns the faults of installed features."""
+    with installed(site, packages):
+        return [f"{each.message}. To fix: {each.remedy}" for each in feature_findings()]
 
 
-@pytest.mark.usefixtures("installed_feature")
-def test_modules_of_installed_features_follow_the_built_in_ones():
-    assert features.packages()[-1] == "noted"
-    assert features.modules("job")[-1].KEY == "note"
-    assert "noted.trainer" not in [module.__name__ for module in features.modules("trainer")]
+def test_modules_of_installed_features_follow_the_built_in_ones(tmp_path):
+    with installed(tmp_path, {"noted": JOB_KEY}):
+        assert features.packages()[-1].name == "noted"
+        assert features.modules("job")[-1].__name__ == "noted.job"
+        assert "noted.trainer" not in [module.__name__ for module in features.modules("trainer")]
+        refuse_faulty_features()
+
+
+def test_what_built_in_features_list_has_the_form_that_the_table_says():
+    for kind, lists in HOOKS.items():
+        for module in features.modules(kind, only_builtin=True):
+            present = [name for name in lists if hasattr(module, name)]
+            assert present, module
+            assert all(lists[name].entries(getattr(module, name)) is not None for name in present)
+
+
+FORM = """
+from ringmaster.flows.job_forms import JobForm
+class Own(JobForm, title="Own"): pass
+JOB_FORMS = (Own,)
+"""
+RECORD = """
+from dataclasses import dataclass
+from ringmaster.tasks.storage.journal import RecordFeature
+@dataclass(frozen=True, kw_only=True)
+class Own(RecordFeature):
+    own: int = 0
+RECORD_FEATURES = (Own,)
+"""
+SWEEP = """
+from ringmaster.tasks.sweeping.early_stopping import StoppingPolicy
+class Own(StoppingPolicy):
+    own: int = 0
+STOPPING_POLICIES = (Own,)
+"""
+TERMS = """
+from ringmaster.tasks.planning.term_features import TermsFeature
+class Own(TermsFeature):
+    key = "own"
+TERMS_FEATURES = (Own,)
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "what"),
+    [
+        ("job", JOB_KEY["job"], "key of jobs 'soup'"),
+        ("job", JOB.format(key="own") + "BATCH_KEYS = (OwnKeys,)", "key of batches 'own'"),
+        ("commands", COMMANDS + "COMMANDS = {'Train': (own,)}", "command 'own'"),
+        ("commands", COMMANDS + "OPTIONS = {'run': with_own}", "command 'run --size'"),
+        ("commands", "FILE_SCHEMAS = (('own', dict),)", "kind of file 'own'"),
+        ("execute", "REQUESTS = {'own': print}", "kind of requests 'own'"),
+        ("execute", "STEERED_VALUES = (('own', int),)", "key of steering requests 'own'"),
+        ("execute", RECORD, "field of the records of jobs 'own'"),
+        ("routes", "PAGES = {'own': '/own'}", "page of a pool 'own'"),
+        ("forms", FORM, "section of the form that changes jobs 'Own'"),
+        ("sweep", SWEEP, "key of early stopping 'own'"),
+        ("terms", TERMS, "key of terms 'own'"),
+    ],
+)
+def test_a_name_that_two_installed_features_take_is_refused_with_both(kind, text, what, tmp_path):
+    packages = {name: {kind: text} for name in ("alpha", "beta")}
+    fault, *_ = faults_with(tmp_path, **packages)  # keys of batches are keys of sweeps, too
+    assert fault.startswith(f"the {what} is of alpha (distribution alpha) and of beta (distribution beta)")
+    assert "To fix: `pip uninstall alpha` or `pip uninstall beta`, or ask the author of beta" in fault
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "what"),
+    [
+        ("job", JOB.format(key="store") + "JOB_FEATURES = (Own,)", "jobs 'store' is of ringmaster.features.stores"),
+        ("job", JOB.format(key="num_steps") + "ENTRY_KEYS = (OwnKeys,)", "key of jobs 'num_steps' is of Ringmaster"),
+        ("job", JOB.format(key="space") + "BATCH_KEYS = (OwnKeys,)", "key of sweeps 'space' is of Ringmaster"),
+        ("commands", COMMANDS + "own.__name__ = 'up'\nCOMMANDS = {'Train': (own,)}", "command 'up' is of Ringmaster"),
+        ("commands", COMMANDS.replace("size", "seed") + "OPTIONS = {'plan': with_own}", "'plan --seed' is of Ring"),
+        ("commands", "FILE_SCHEMAS = (('endpoint', dict),)", "file 'endpoint' is of ringmaster.features.endpoint"),
+        ("execute", "REQUESTS = {'cancel': print}", "kind of requests 'cancel' is of Ringmaster itself"),
+        ("routes", "PAGES = {'mlflow': '/own'}", "page of a pool 'mlflow' is of Ringmaster itself"),
+    ],
+)  # fmt: skip
+def test_nothing_of_ringmaster_is_replaced(kind, text, what, tmp_path):
+    faults = faults_with(tmp_path, alpha={kind: text})
+    assert any(what in fault and "and of alpha (distribution alpha)" in fault for fault in faults)
+
+
+def test_entry_points_of_one_name_in_two_distributions_are_refused(tmp_path):
+    groups = ("techniques", "losses", "metrics", "data_sources", "engines", "objectives")
+    for name in ("alpha", "beta"):
+        lines = "".join(f"[ringmaster.{group}]\nown = {name}:Own\n" for group in groups)
+        install(tmp_path, name, {"job": JOB.format(key=name) + "JOB_FEATURES = (Own,)"}, entry_points=lines)
+    with installed(tmp_path, {}):
+        texts = [each.message for each in feature_findings()]
+    both = "'own' is of alpha:Own (distribution alpha) and of beta:Own (distribution beta)"
+    assert len(texts) == len(groups) and all(both in text for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("modules", "problem"),
+    [
+        ({"pages": "import missing_library"}, "pages cannot be imported: ModuleNotFoundError: No module named"),
+        ({"pages": "RECORD_HOOKS = (1,)"}, "pages: RECORD_HOOKS is something else. To fix: write what is a tuple of"),
+        ({"pages": "RECORD_HOOKS = {}"}, "pages: RECORD_HOOKS is something else"),
+        ({"pages": "RECORD_HOOK = ()"}, "write RECORD_HOOKS"),
+        ({"pages": "OWN = 1"}, "pages lists nothing that Ringmaster reads"),
+        ({"job": JOB_KEY["job"], "trainers": "TRAINER_CALLBACKS = ()"}, "rename trainers.py to trainer.py"),
+        ({"jobs": "x = 1"}, "has no module of job, trainer"),
+        ({**JOB_KEY, "__init__": "LOSSES = {}"}, "add entry points of the group ringmaster.losses"),
+    ],
+)  # fmt: skip
+def test_a_feature_that_cannot_be_used_is_refused_with_its_distribution_and_left_out_until_then(
+    modules, problem, tmp_path, caplog
+):
+    with installed(tmp_path, {"alpha": modules}), caplog.at_level(logging.WARNING):
+        assert all(module.__name__ != "alpha.pages" for module in features.modules("pages"))
+        with pytest.raises(InputError, match="alpha") as refused:
+            refuse_faulty_features()
+        with pytest.raises(InputError, match="alpha"):
+            Batch.of(name="b", jobs=[])
+    assert any(problem in str(fault) for fault in refused.value.faults)
+    assert "pages" not in modules or "the feature alpha (distribution alpha) is left out" in caplog.text
+
+
+def test_a_process_that_trains_refuses_a_faulty_module_of_its_own(tmp_path):
+    with installed(tmp_path, {"alpha": {**JOB_KEY, OF_PROCESSES: "import missing_library"}}):
+        refuse_faulty_features()  # which imports nothing that training alone needs
+        with pytest.raises(InputError, match=r"alpha.trainer cannot be imported.*pip uninstall alpha"):
+            refuse_faulty_modules(OF_PROCESSES)
+
+
+def test_a_job_whose_feature_is_not_installed_here_is_refused():
+    with pytest.raises(ValueError, match=r"no feature has the key unknown of a job. To fix: install here"):
+        feature_of("unknown", 1)
