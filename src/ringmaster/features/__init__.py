@@ -73,6 +73,7 @@ BUILTIN = (
     "ringmaster.features.embeddings",
     "ringmaster.features.on_policy",
     "ringmaster.features.reward_jobs",
+    "ringmaster.features.class_metrics",
     "ringmaster.features.sequence_metrics",
     "ringmaster.features.loss_teacher",
     "ringmaster.features.external_trainers",
