@@ -21,7 +21,7 @@ from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.execution.dispatch import Command, DeviceId
 from ringmaster.tasks.execution.engine import Engine
 from ringmaster.tasks.execution.execution_events import GangReport, Listener, Listeners, PlanUpdate, SegmentEnded
-from ringmaster.tasks.execution.executor_hooks import ExecutionState, executor_hooks
+from ringmaster.tasks.execution.executor_hooks import ExecutorContext, executor_hooks
 from ringmaster.tasks.execution.forecaster import Forecaster
 from ringmaster.tasks.execution.job_price import JobPrice
 from ringmaster.tasks.execution.job_rows import JobTableEntry
@@ -106,7 +106,7 @@ class Executor:
         self._plan_progress = PlanProgress(
             totals=self.job_table.totals, after=self.job_table.after, wall_clock=wall_clock
         )
-        execution = ExecutionState(
+        execution = ExecutorContext(
             job_table=self.job_table,
             plan_progress=self._plan_progress,
             request_plan=lambda why: self._plan_manager.request_plan(why),

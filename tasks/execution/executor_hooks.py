@@ -18,7 +18,7 @@ from ringmaster.techniques.processes.gang_events import EvaluationReported, Outc
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExecutionState:
+class ExecutorContext:
     """What hooks see of an executor, and may ask of it.
 
     request_plan: requests a new plan, with the reason.
@@ -40,7 +40,7 @@ class ExecutionState:
 class ExecutorHook:
     """What a feature does in an executor, on whose thread all methods are called. By default they do nothing."""
 
-    def __init__(self, execution: ExecutionState) -> None:
+    def __init__(self, execution: ExecutorContext) -> None:
         self._execution = execution
 
     def outcome_of(self, running: RunningSegment, outcome: Future[Outcome]) -> Future[Outcome]:
@@ -58,6 +58,6 @@ class ExecutorHook:
         """Follows the report of an evaluation of a job."""
 
 
-def executor_hooks(execution: ExecutionState) -> tuple[ExecutorHook, ...]:
+def executor_hooks(execution: ExecutorContext) -> tuple[ExecutorHook, ...]:
     """Returns the hooks of all features for an executor, in the order in which they are called."""
     return tuple(hook(execution) for hook in listed("execute", "EXECUTOR_HOOKS"))

@@ -47,8 +47,8 @@ class SaveVotes(NamedTuple):
     num_bytes: float = 0.0  # bytes that the rank has written so far
 
 
-class CheckpointedState(Protocol):
-    """A job's training state on this rank: the common interface of `Trainer` and a member of a group."""
+class CheckpointSource(Protocol):
+    """What checkpoints store of a job on this rank: the common interface of a `Trainer` and a member of a group."""
 
     next_step: int
 
@@ -112,7 +112,7 @@ class Saver:
     """
 
     def __init__(
-        self, saved: CheckpointedState, store: CheckpointStore, reporter: Reporter, *, ranks: RankContext
+        self, saved: CheckpointSource, store: CheckpointStore, reporter: Reporter, *, ranks: RankContext
     ) -> None:
         self._saved, self._store, self._reporter, self._ranks = saved, store, reporter, ranks
         self._copies = HostCopies(is_pinned=ranks.device.type == "cuda")

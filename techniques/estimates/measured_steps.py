@@ -53,10 +53,10 @@ from ringmaster.techniques.probing.tiny import tiny_config
 from ringmaster.techniques.processes.order import TRIAL, GangOrder, Slot
 from ringmaster.techniques.processes.ranks import alone, take_device
 from ringmaster.techniques.training.batch_loader import BatchLoader, RowsRequest
-from ringmaster.techniques.training.callbacks import StepPart, TrainedModel, TrainerCallback
+from ringmaster.techniques.training.callbacks import StepPart, TrainerCallback, TrainerContext
 from ringmaster.techniques.training.generation import num_expected
-from ringmaster.techniques.training.job_state import LONGEST, WIDTH_MULTIPLE
 from ringmaster.techniques.training.rank_batches import RankBatches
+from ringmaster.techniques.training.rank_job import LONGEST, WIDTH_MULTIPLE
 from ringmaster.techniques.training.trainer import Trainer
 
 VERSION = 3
@@ -311,7 +311,7 @@ class _StepTimer(TrainerCallback):
         self.end("step")
         self.begin("update")
 
-    def after_step(self, trainer: TrainedModel) -> None:
+    def after_step(self, trainer: TrainerContext) -> None:
         """Ends the update."""
         self.end("update")
 

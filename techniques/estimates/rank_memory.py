@@ -53,7 +53,7 @@ from ringmaster.techniques.probing.tiny import with_image_tokens
 from ringmaster.techniques.processes.order import TRIAL, GangOrder, Slot
 from ringmaster.techniques.processes.ranks import RankContext
 from ringmaster.techniques.technique import ATTENTION, KERNELS, GangShape, Technique
-from ringmaster.techniques.training import job_state
+from ringmaster.techniques.training import rank_job
 from ringmaster.techniques.training import trainer as trainers
 from ringmaster.techniques.training.dropout import DrawSites
 from ringmaster.techniques.training.gradients import local
@@ -385,12 +385,12 @@ def replacements(scene: RankScenario) -> list[tuple[Any, str, Any]]:
             "kept",
             lambda keys, shape, p, device: torch.empty(len(keys), *shape, dtype=torch.bool, device=device),
         ),
-        (job_state, "prepare", lambda *_, pinned, **__: pinned),
+        (rank_job, "prepare", lambda *_, pinned, **__: pinned),
         (trainers, "build_model", lambda spec, *, data, seed, **_: _model(scene, data, seed)),
     ]
     if prepared.tensors or prepared.kind in ("tokens", "images"):
         samples = _Samples(prepared)
-        replaced.append((job_state, "open_data", lambda *_, **__: (samples, samples)))
+        replaced.append((rank_job, "open_data", lambda *_, **__: (samples, samples)))
     for module in features.modules("trainer"):
         replaced += [(module, name, value) for name, value in getattr(module, "WITHOUT_VALUES", {}).items()]
     return replaced

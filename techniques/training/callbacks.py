@@ -52,7 +52,7 @@ class LossSums(NamedTuple):
     num_tokens: float
 
 
-class TrainingState(Protocol):
+class JobContext(Protocol):
     """A job on a rank, as its callbacks see it: trained alone or in a group, or made without training.
 
     job: that of the order, as it is trained now.
@@ -67,7 +67,7 @@ class TrainingState(Protocol):
     next_step: int
 
 
-class TrainedModel(TrainingState, Protocol):
+class TrainerContext(JobContext, Protocol):
     """A job that is trained alone, with its model.
 
     model: as the technique has laid it out. parameters: those that are trained.
@@ -119,11 +119,11 @@ class TrainerCallback:
     may_end_job: ClassVar[bool] = False
     is_interrupted = False
 
-    def __init__(self, state: TrainingState) -> None:
+    def __init__(self, context: JobContext) -> None:
         """Creates the callback before the model is built."""
 
     @classmethod
-    def is_for(cls, state: TrainingState) -> bool:
+    def is_for(cls, context: JobContext) -> bool:
         """Returns whether the callback is called in the job's training. All ranks of a gang must agree."""
         return False
 
@@ -145,14 +145,14 @@ class TrainerCallback:
     def change_base(cls, order: GangOrder, model: nn.Module, adapter: Adapter | None) -> None:
         """Changes the model of any order in place, before an adapter is attached."""
 
-    def change_model(self, trainer: TrainedModel, model: nn.Module, loss: BoundLoss) -> BoundLoss:
+    def change_model(self, trainer: TrainerContext, model: nn.Module, loss: BoundLoss) -> BoundLoss:
         """Changes the model in place after parameters were frozen, and before its layout; returns the loss to train."""
         return loss
 
     def after_layout(self, model: nn.Module) -> None:
         """Follows the layout of the model. model: what the technique unwraps."""
 
-    def before_training(self, trainer: TrainedModel) -> None:
+    def before_training(self, trainer: TrainerContext) -> None:
         """Follows the construction of the optimizer and of the update rule."""
 
     # -- a step --------------------------------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ class TrainerCallback:
     def change_gradients(self) -> None:
         """Changes the gradients in place before they are clipped."""
 
-    def after_step(self, trainer: TrainedModel) -> None:
+    def after_step(self, trainer: TrainerContext) -> None:
         """Follows a step."""
 
     # -- an evaluation on the way --------------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ class TrainerCallback:
 
     # -- a segment -----------------------------------------------------------------------------------------------------
 
-    def begin_segment(self, state: TrainingState, root: str | Path) -> None:
+    def begin_segment(self, context: JobContext, root: str | Path) -> None:
         """Begins a segment after the checkpoint under `root` that was restored, if any."""
 
     def events(self) -> Iterator[JobEvent]:
@@ -226,7 +226,7 @@ class TrainerCallback:
         """Returns what to add to the result of a job that ends with these metrics (`JobResult.extended`)."""
         return {}
 
-    def after_export(self, state: TrainingState, reporter: Reporter) -> Mapping[str, Any]:
+    def after_export(self, context: JobContext, reporter: Reporter) -> Mapping[str, Any]:
         """Follows the export of the finished model; returns what to add to the result (`JobResult.extended`)."""
         return {}
 
@@ -250,6 +250,6 @@ def change_base(order: GangOrder, model: nn.Module, adapter: Adapter | None) -> 
         callback.change_base(order, model, adapter)
 
 
-def callbacks_of(state: TrainingState) -> tuple[TrainerCallback, ...]:
+def callbacks_of(context: JobContext) -> tuple[TrainerCallback, ...]:
     """Returns the callbacks of a job, in the order in which they are called."""
-    return tuple(callback(state) for callback in callback_classes() if callback.is_for(state))
+    return tuple(callback(context) for callback in callback_classes() if callback.is_for(context))

@@ -10,7 +10,7 @@ from ringmaster.techniques.data.samples import Sampler
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.training.batch_loader import BatchLoader, RowsRequest
 from ringmaster.techniques.training.callbacks import StepPart, TrainerCallback
-from ringmaster.techniques.training.job_state import batch_width
+from ringmaster.techniques.training.rank_job import batch_width
 
 
 @dataclass(kw_only=True)

@@ -30,7 +30,7 @@ from ringmaster.techniques.processes.order import GangOrder
 from ringmaster.techniques.processes.ranks import RankContext
 from ringmaster.techniques.processes.reporter import STOP, Reporter
 from ringmaster.techniques.training.callbacks import TrainerCallback
-from ringmaster.techniques.training.job_session import JobSession, SessionState
+from ringmaster.techniques.training.job_session import JobSession, SessionJob
 from ringmaster.techniques.training.trainer import StepReport
 
 T = TypeVar("T")
@@ -52,23 +52,23 @@ class Stepper(Protocol):
     ranks: RankContext
     isolates: bool
 
-    def open(self, order: GangOrder) -> SessionState:
-        """Returns the state of a job, with its newest checkpoint restored."""
+    def open(self, order: GangOrder) -> SessionJob:
+        """Returns a job, with its newest checkpoint restored."""
 
-    def join(self, state: SessionState) -> None:
+    def join(self, rank_job: SessionJob) -> None:
         """Trains a job from the next step on."""
 
-    def remove_job(self, state: SessionState) -> None:
+    def remove_job(self, rank_job: SessionJob) -> None:
         """Trains a job no longer."""
 
-    def step(self, states: Sequence[SessionState], votes: tuple[float, ...]) -> dict[str, StepReport]:
+    def step(self, rank_jobs: Sequence[SessionJob], votes: tuple[float, ...]) -> dict[str, StepReport]:
         """Takes the next step of jobs; returns their reports by name. votes: summed over the ranks, if given."""
 
-    def evaluate(self, states: Sequence[SessionState]) -> Mapping[str, Mapping[str, float]]:
+    def evaluate(self, rank_jobs: Sequence[SessionJob]) -> Mapping[str, Mapping[str, float]]:
         """Returns the metrics of jobs over their held-out data, by name."""
 
 
-class TrainedState(SessionState, Protocol):
+class StandaloneJob(SessionJob, Protocol):
     """A job that a gang trains alone: a trainer, or what a feature makes instead."""
 
     def step(self, votes: tuple[float, ...] = ()) -> StepReport:
@@ -83,33 +83,33 @@ class SingleStepper:
 
     isolates = False
 
-    def __init__(self, state: TrainedState) -> None:
-        self._state, self.ranks = state, state.ranks
+    def __init__(self, rank_job: StandaloneJob) -> None:
+        self._rank_job, self.ranks = rank_job, rank_job.ranks
 
-    def open(self, order: GangOrder) -> SessionState:
+    def open(self, order: GangOrder) -> SessionJob:
         """Restores the job's newest checkpoint."""
         assert order.checkpoint_dir is not None
-        self._state.restore(order.checkpoint_dir, known_step=order.known_step)
-        return self._state
+        self._rank_job.restore(order.checkpoint_dir, known_step=order.known_step)
+        return self._rank_job
 
-    def join(self, state: SessionState) -> None:
+    def join(self, rank_job: SessionJob) -> None:
         """Does nothing."""
 
-    def remove_job(self, state: SessionState) -> None:
+    def remove_job(self, rank_job: SessionJob) -> None:
         """Does nothing."""
 
-    def step(self, states: Sequence[SessionState], votes: tuple[float, ...]) -> dict[str, StepReport]:
+    def step(self, rank_jobs: Sequence[SessionJob], votes: tuple[float, ...]) -> dict[str, StepReport]:
         """Takes the job's next step."""
-        return {self._state.job.name: self._state.step(votes)}
+        return {self._rank_job.job.name: self._rank_job.step(votes)}
 
-    def evaluate(self, states: Sequence[SessionState]) -> dict[str, dict[str, float]]:
+    def evaluate(self, rank_jobs: Sequence[SessionJob]) -> dict[str, dict[str, float]]:
         """Evaluates the job."""
-        return {self._state.job.name: self._state.evaluate()}
+        return {self._rank_job.job.name: self._rank_job.evaluate()}
 
 
-def train_segment(state: TrainedState, order: GangOrder, reporter: Reporter) -> JobResult:
+def train_segment(rank_job: StandaloneJob, order: GangOrder, reporter: Reporter) -> JobResult:
     """Trains one job to `order.last_step`; after its last step, evaluates and exports its model. Returns the result."""
-    segment = SegmentLoop(SingleStepper(state), [order], reporter)
+    segment = SegmentLoop(SingleStepper(rank_job), [order], reporter)
     segment.train()
     return segment.outcomes[order.job.name]
 
@@ -177,7 +177,7 @@ class SegmentLoop:
         started_s, sessions = time.perf_counter(), list(self._sessions.values())
         votes = None if self._stepper.isolates else self._votes()
         values = () if votes is None else votes.values
-        reports = self._all_or_each(sessions, lambda states: self._stepper.step(states, values))
+        reports = self._all_or_each(sessions, lambda rank_jobs: self._stepper.step(rank_jobs, values))
         seconds = time.perf_counter() - started_s
         for name, report in reports.items():
             if math.isfinite(report.loss):
@@ -200,18 +200,18 @@ class SegmentLoop:
             raise ValueError(message)
 
     def _all_or_each(
-        self, sessions: Sequence[JobSession], act: Callable[[Sequence[SessionState]], Mapping[str, T]]
+        self, sessions: Sequence[JobSession], act: Callable[[Sequence[SessionJob]], Mapping[str, T]]
     ) -> Mapping[str, T]:
         """Runs `act` on all jobs at once. If it fails, runs it on each alone: the job at fault fails again."""
         try:
-            return act([session.state for session in sessions])
+            return act([session.rank_job for session in sessions])
         except Exception as error:  # a user's data or loss may raise anything: the others can continue
             if self._ends_gang(error):
                 raise
             traceback.print_exception(error)
         result: dict[str, T] = {}
         for session in sessions:
-            self._try(session, lambda session=session: result.update(act([session.state])))  # type: ignore[misc]
+            self._try(session, lambda session=session: result.update(act([session.rank_job])))  # type: ignore[misc]
             self._reporter.beat()
         return result
 
@@ -296,7 +296,7 @@ class SegmentLoop:
         leaving = self._reporter.commanded_to_leave()
         is_over = self._reporter.has_command(STOP) or self._order.job.name in leaving
         votes = list[tuple[JobSession, TrainerCallback, tuple[float, ...]]]()
-        for session, callback in ((each, callback) for each in sessions for callback in each.state.callbacks):
+        for session, callback in ((each, callback) for each in sessions for callback in each.rank_job.callbacks):
             values = callback.evaluation_votes(self._reporter, is_leaving=is_over or session.name in leaving)
             votes += [(session, callback, values)] if values else []
         sums = iter(self._ranks.sum([*chain.from_iterable(values for *_, values in votes)]) if votes else ())
@@ -340,7 +340,7 @@ class SegmentLoop:
             new = [session for name, session in self._sessions.items() if name not in known]
             startup_s = time.monotonic() - since_s
             for session in new:
-                self._stepper.join(session.state)
+                self._stepper.join(session.rank_job)
                 session.ready(startup_s=startup_s)
             self._prolong(new)
             self._settle([session for session in new if session.may_end_now])
@@ -364,13 +364,13 @@ class SegmentLoop:
         """Admits a waiting job, which restores its newest checkpoint."""
         name = order.job.name
         try:
-            state = self._stepper.open(order)
+            rank_job = self._stepper.open(order)
         except Exception as error:  # noqa: BLE001 - a user's data may raise anything: the others can continue
             status, message = self._verdict(name, error)
             self._close(name, JobResult(status=status, step=_steps_done(order), message=message))
         else:
             sender = self._reporter.about(name) if self._stepper.isolates else self._reporter
-            self._sessions[name] = JobSession(state, reporter=self._reporter, sender=sender)
+            self._sessions[name] = JobSession(rank_job, reporter=self._reporter, sender=sender)
 
     def _try(self, session: JobSession, action: Callable[[], None]) -> bool:
         """Runs `action`; returns whether it succeeded. A job for which it fails is checkpointed and leaves."""
@@ -402,7 +402,7 @@ class SegmentLoop:
 
     def _end(self, session: JobSession, status: OutcomeStatus, *, message: str = "") -> None:
         del self._sessions[session.name]
-        self._stepper.remove_job(session.state)
+        self._stepper.remove_job(session.rank_job)
         is_lead = session.name == self._order.job.name
         status = OutcomeStatus.PREEMPTED if is_lead and status == OutcomeStatus.LEFT else status
         self._close(session.name, session.end(status, message=message))
@@ -417,7 +417,7 @@ class SegmentLoop:
 
 
 def _steps_done(order: GangOrder) -> int:
-    """The steps of a job's newest checkpoint, for a job whose state could not be created."""
+    """The steps of a job's newest checkpoint, for a job that could not be opened."""
     checkpoint = CheckpointStore(order.checkpoint_dir).newest() if order.checkpoint_dir is not None else None
     return checkpoint.manifest.step if checkpoint is not None else 0
 

@@ -42,7 +42,6 @@ from ringmaster.techniques.training.dropout import Draws, drawing, name_modules,
 from ringmaster.techniques.training.exact_sums import group_by_layer, use_exact_kernels
 from ringmaster.techniques.training.generation import WriterContext, answer_writer_of, beating
 from ringmaster.techniques.training.gradients import compute_in_half, local
-from ringmaster.techniques.training.job_state import JobTrainingState, Root
 from ringmaster.techniques.training.metric_totals import MetricTotals
 from ringmaster.techniques.training.optimizers import (
     ParameterSettings,
@@ -52,6 +51,7 @@ from ringmaster.techniques.training.optimizers import (
     update_,
 )
 from ringmaster.techniques.training.rank_batches import RankBatches
+from ringmaster.techniques.training.rank_job import RankJob, Root
 from ringmaster.techniques.training.recomputation import compile_layers
 from ringmaster.techniques.training.reference_model import reference_of
 from ringmaster.techniques.training.update_rule import rule_of
@@ -93,8 +93,8 @@ class StepReport:
     count: float = 1.0
 
 
-class Trainer(JobTrainingState):
-    """The training state of a job on one rank.
+class Trainer(RankJob):
+    """A job on one rank, with the model that it trains.
 
     model: the model to train, as it was built; by default it is built from the job.
     callbacks: further ones than those of the job's features.

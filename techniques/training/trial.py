@@ -15,7 +15,7 @@ from ringmaster.techniques.processes.gang_events import JobReady, JobResult, Out
 from ringmaster.techniques.processes.order import GangOrder
 from ringmaster.techniques.processes.ranks import RankContext
 from ringmaster.techniques.processes.reporter import MEASURE, STOP, Reporter
-from ringmaster.techniques.training.job_state import Root
+from ringmaster.techniques.training.rank_job import Root
 from ringmaster.techniques.training.trainer import (
     ENOUGH_S,
     MIN_STEPS,

@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from ringmaster.techniques.training.callbacks import TrainedModel, TrainerCallback, TrainingState
+from ringmaster.techniques.training.callbacks import JobContext, TrainerCallback, TrainerContext
 from ringmaster_centralization.job import Centralization
 
 
@@ -12,11 +12,11 @@ class CentralizationCallback(TrainerCallback):
     parameters: list[nn.Parameter]
 
     @classmethod
-    def is_for(cls, state: TrainingState) -> bool:
+    def is_for(cls, context: JobContext) -> bool:
         """Returns whether the job requests it."""
-        return state.job.feature(Centralization) is not None
+        return context.job.feature(Centralization) is not None
 
-    def before_training(self, trainer: TrainedModel) -> None:
+    def before_training(self, trainer: TrainerContext) -> None:
         """Keeps the parameters."""
         self.parameters = trainer.parameters
 

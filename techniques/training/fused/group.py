@@ -35,8 +35,8 @@ from ringmaster.techniques.training.bound_loss import SampleTensors
 from ringmaster.techniques.training.callbacks import change_base
 from ringmaster.techniques.training.fused.group_requirements import grouping_obstacle, mesh_shape
 from ringmaster.techniques.training.fused.member import GroupMember
-from ringmaster.techniques.training.job_state import Root, prepared_data
 from ringmaster.techniques.training.metric_totals import MetricTotals
+from ringmaster.techniques.training.rank_job import Root, prepared_data
 from ringmaster.techniques.training.segment_loop import BUILD_TIMEOUT_S
 from ringmaster.techniques.training.trainer import StepReport
 from ringmaster.techniques.training.trial import trial

@@ -11,7 +11,7 @@ from ringmaster.techniques.processes.reporter import Reporter
 from ringmaster.techniques.training.fused.group import FusedGroup, join_group, open_group, orders_of
 from ringmaster.techniques.training.fused.group_requirements import AT_ONCE
 from ringmaster.techniques.training.fused.member import GroupMember
-from ringmaster.techniques.training.job_session import SessionState
+from ringmaster.techniques.training.job_session import SessionJob
 from ringmaster.techniques.training.segment_loop import BUILD_TIMEOUT_S, SegmentLoop
 from ringmaster.techniques.training.trainer import StepReport
 
@@ -40,7 +40,7 @@ class FusedStepper:
         self._group = open_group(order, self.ranks)
         self._opened: dict[str, GroupMember] = {}
 
-    def open(self, order: GangOrder) -> SessionState:
+    def open(self, order: GangOrder) -> SessionJob:
         """Creates a job's member of the group, and restores its newest checkpoint."""
         assert order.checkpoint_dir is not None
         member = GroupMember(order, self._group.stem.model, device=self.ranks.device, ranks=self.ranks)
@@ -48,26 +48,26 @@ class FusedStepper:
         self._opened[member.name] = member
         return member
 
-    def join(self, state: SessionState) -> None:
+    def join(self, rank_job: SessionJob) -> None:
         """Adds a job from the next step on."""
-        self._group.join(self._opened[state.job.name])
+        self._group.join(self._opened[rank_job.job.name])
 
-    def remove_job(self, state: SessionState) -> None:
+    def remove_job(self, rank_job: SessionJob) -> None:
         """Removes a job before the next step."""
-        self._group.remove_member(self._opened.pop(state.job.name))
+        self._group.remove_member(self._opened.pop(rank_job.job.name))
 
-    def step(self, states: Sequence[SessionState], votes: tuple[float, ...]) -> dict[str, StepReport]:
+    def step(self, rank_jobs: Sequence[SessionJob], votes: tuple[float, ...]) -> dict[str, StepReport]:
         """Takes the next step of some jobs, or of all."""
-        if len(states) == len(self._group.members):
+        if len(rank_jobs) == len(self._group.members):
             return self._group.step()
         few = FusedGroup(self._group.stem)
-        for member in self._members(states):
+        for member in self._members(rank_jobs):
             few.join(member)
         return few.step()
 
-    def evaluate(self, states: Sequence[SessionState]) -> dict[str, dict[str, float]]:
+    def evaluate(self, rank_jobs: Sequence[SessionJob]) -> dict[str, dict[str, float]]:
         """Evaluates jobs together."""
-        return self._group.evaluate(self._members(states), beat=self._reporter.beat)
+        return self._group.evaluate(self._members(rank_jobs), beat=self._reporter.beat)
 
-    def _members(self, states: Sequence[SessionState]) -> list[GroupMember]:
-        return [self._opened[state.job.name] for state in states]
+    def _members(self, rank_jobs: Sequence[SessionJob]) -> list[GroupMember]:
+        return [self._opened[rank_job.job.name] for rank_job in rank_jobs]

@@ -22,12 +22,12 @@ from ringmaster.techniques.processes.ranks import RankContext, alone
 from ringmaster.techniques.training.batch_loader import RowsRequest
 from ringmaster.techniques.training.bound_loss import BoundLoss, bind_loss
 from ringmaster.techniques.training.gradients import global_norm, whole
-from ringmaster.techniques.training.job_state import JobTrainingState, Root, batch_width
 from ringmaster.techniques.training.optimizers import build_optimizer, parameter_settings, update_
+from ringmaster.techniques.training.rank_job import RankJob, Root, batch_width
 
 
-class GroupMember(JobTrainingState):
-    """The state that one job owns while other jobs are trained on the same base.
+class GroupMember(RankJob):
+    """A job on one rank that is trained while other jobs are trained on the same base.
 
     order: the job's order, with the paths of its data, checkpoints and model, as for a gang of its own.
     model: the base.

@@ -22,7 +22,7 @@ from ringmaster.techniques.checkpoints.checkpoint import read_manifest, stored_m
 from ringmaster.techniques.checkpoints.storage import MANIFEST, LocalStorage
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.data.encoded_rows import RowManifest
-from ringmaster.techniques.training.job_state import weights_digest
+from ringmaster.techniques.training.rank_job import weights_digest
 from tests.integration.lineage.family import in_home
 from tests.integration.lineage.trained import LINKS, job_of, record, train, write_rows
 from tests.integration.workbench import SINGLE, is_bit_equal, weights_in

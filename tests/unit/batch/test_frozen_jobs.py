@@ -17,7 +17,7 @@ from ringmaster.tasks.profiling.profile_store import speed_key
 from ringmaster.techniques import Job
 from ringmaster.techniques.estimates.measured_steps import _measurable
 from ringmaster.techniques.job_features import Effect
-from ringmaster.techniques.training.job_state import weights_digest
+from ringmaster.techniques.training.rank_job import weights_digest
 
 FROZEN = json.loads(Path(__file__).with_name("frozen_jobs.json").read_text())
 DATA = {

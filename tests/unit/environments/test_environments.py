@@ -26,7 +26,7 @@ from ringmaster.tasks.storage.journal import Journal
 from ringmaster.tasks.storage.message_store import GangShare
 from ringmaster.techniques import Job
 from ringmaster.techniques.processes.order import TRAIN, GangOrder
-from ringmaster.techniques.training.job_state import weights_digest
+from ringmaster.techniques.training.rank_job import weights_digest
 from tests.unit.environments.locks import batch_of, write_lock, write_wheel
 from tests.unit.pool.node.test_agent import SLOTS, Site, until
 

@@ -8,8 +8,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, ViTConfig, ViTForImageCl
 from ringmaster.codec import digest, from_json, to_json
 from ringmaster.techniques import DataSpec, Job, ModelSpec, OptimizerSpec, ScheduleSpec
 from ringmaster.techniques.job_specs import OPTIMIZER_OPTIONS, ParameterGroup
-from ringmaster.techniques.training.job_state import weights_digest
 from ringmaster.techniques.training.optimizers import build_optimizer, check_options, parameter_settings, update_
+from ringmaster.techniques.training.rank_job import weights_digest
 
 NUM_STEPS = 5
 

@@ -22,7 +22,7 @@ def test_only_an_evaluation_of_all_rows_ends_a_job_at_its_target(part, ends):
         ends_job=lambda metrics: metrics["loss"] < 1.0, change_report=lambda report: replace(report, part=part)
     )
     session = JobSession.__new__(JobSession)
-    session.state = SimpleNamespace(
+    session.rank_job = SimpleNamespace(
         callbacks=(target,), next_step=2, job=SimpleNamespace(total_steps=8), num_evaluated_rows=lambda: 4
     )
     session.progress, session._sender = SimpleNamespace(flush=lambda: None), EventRecorder()

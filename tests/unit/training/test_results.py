@@ -28,7 +28,7 @@ class Noting(TrainerCallback):
 
 def test_a_result_has_the_values_of_all_callbacks_and_features(tmp_path):
     session = JobSession.__new__(JobSession)
-    session.state = SimpleNamespace(
+    session.rank_job = SimpleNamespace(
         callbacks=(Noting(pages=2), Noting(compared=())),
         order=SimpleNamespace(model_dir=str(tmp_path)),
         ranks=SimpleNamespace(sum=lambda values: values),

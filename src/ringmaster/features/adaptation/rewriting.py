@@ -36,7 +36,7 @@ from ringmaster.techniques.processes.order import EVALUATE, GangOrder, Slot
 from ringmaster.techniques.processes.ranks import RankContext, join
 from ringmaster.techniques.processes.reporter import WAITING_TIMEOUT_S, Reporter, wait_for_stop
 from ringmaster.techniques.technique import Config, GangShape, Technique
-from ringmaster.techniques.training.job_state import prepared_data
+from ringmaster.techniques.training.rank_job import prepared_data
 from ringmaster.techniques.training.trainer import Trainer
 
 TECHNIQUE = "single"

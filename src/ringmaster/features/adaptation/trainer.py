@@ -26,7 +26,7 @@ from ringmaster.techniques.probing import explained
 from ringmaster.techniques.processes.order import TRAIN, TRIAL
 from ringmaster.techniques.processes.reporter import Reporter
 from ringmaster.techniques.training import bound_loss
-from ringmaster.techniques.training.callbacks import TrainedModel, TrainerCallback, TrainingState
+from ringmaster.techniques.training.callbacks import JobContext, TrainerCallback, TrainerContext
 from ringmaster.techniques.training.gradients import local, local_part, whole
 
 LocalMasks = Sequence[tuple[nn.Parameter, Tensor]]
@@ -39,19 +39,19 @@ class AdaptationCallback(TrainerCallback):
     Raises ValueError where the model, or its teacher, does not match.
     """
 
-    def __init__(self, state: TrainingState) -> None:
-        super().__init__(state)
-        assert state.job.adaptation is not None
-        self._spec: AdaptationSpec = state.job.adaptation
+    def __init__(self, context: JobContext) -> None:
+        super().__init__(context)
+        assert context.job.adaptation is not None
+        self._spec: AdaptationSpec = context.job.adaptation
         self._whole_masks: dict[str, Tensor] = {}
         self._masks: LocalMasks = ()
         self._num_kept: dict[str, int] = {}
 
     @classmethod
-    def is_for(cls, state: TrainingState) -> bool:
+    def is_for(cls, context: JobContext) -> bool:
         """Returns whether the job has an adaptation, and is trained."""
-        is_trained = state.technique is not None and state.order.purpose in (TRAIN, TRIAL)
-        return is_trained and state.job.adaptation is not None
+        is_trained = context.technique is not None and context.order.purpose in (TRAIN, TRIAL)
+        return is_trained and context.job.adaptation is not None
 
     @classmethod
     def check_weights(cls, job: Job, data: PreparedData, folders: Mapping[str, str]) -> None:
@@ -65,7 +65,9 @@ class AdaptationCallback(TrainerCallback):
             with explained("adaptation: it does not suit the base", "correct model.config"):
                 tensor_sources(skeleton(larger, data), skeleton(job.model, data))
 
-    def change_model(self, trainer: TrainedModel, model: nn.Module, loss: bound_loss.BoundLoss) -> bound_loss.BoundLoss:
+    def change_model(
+        self, trainer: TrainerContext, model: nn.Module, loss: bound_loss.BoundLoss
+    ) -> bound_loss.BoundLoss:
         """Prunes the model, or returns the loss of a student; evaluation uses the model's own."""
         if self._spec.kind == PRUNED:
             self._whole_masks = prune(model, self._spec)
@@ -91,16 +93,16 @@ class AdaptationCallback(TrainerCallback):
         """Zeroes the gradients of pruned weights."""
         mask_gradients(self._masks)
 
-    def after_export(self, state: TrainingState, reporter: Reporter) -> Mapping[str, Any]:
+    def after_export(self, context: JobContext, reporter: Reporter) -> Mapping[str, Any]:
         """Compares the finished model with its parents. Rank 0 measures them; the other ranks wait."""
-        order = state.order
-        if state.ranks.rank > 0:
+        order = context.order
+        if context.ranks.rank > 0:
             num_models = 1 + len(order.parents)
             reporter.phase("waiting for the comparison", timeout_s=num_models * COMPARING_TIMEOUT_S)
             return {}
         folder = Path(order.model_dir or "")
         self._verify(folder)
-        return {"compared": tuple(map(to_json, compare(order, state.ranks, reporter, folder=folder)))}
+        return {"compared": tuple(map(to_json, compare(order, context.ranks, reporter, folder=folder)))}
 
     def _verify(self, folder: Path) -> None:
         """Raises RuntimeError where pruned weights of an exported model are no longer zero."""

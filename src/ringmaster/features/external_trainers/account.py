@@ -27,7 +27,7 @@ from ringmaster.techniques.checkpoints.checkpoint import CheckpointStore
 from ringmaster.techniques.processes import gang_events
 from ringmaster.techniques.processes.order import GangOrder
 from ringmaster.techniques.processes.reporter import Reporter
-from ringmaster.techniques.training.job_state import weights_digest
+from ringmaster.techniques.training.rank_job import weights_digest
 
 START_TIMEOUT_S = 600.0  # for a new interpreter, its imports, its data, its model
 TIMEOUT_STEPS, MIN_TIMEOUT_S = 20.0, 300.0  # a command need not report that it saves or evaluates

@@ -15,7 +15,7 @@ from ringmaster.extras import require_extra
 from ringmaster.features.fp8.job import WHY_NOT_ON_CPU, Float8
 from ringmaster.techniques.models.layers import layer_names
 from ringmaster.techniques.training.bound_loss import BoundLoss
-from ringmaster.techniques.training.callbacks import TrainedModel, TrainerCallback, TrainingState
+from ringmaster.techniques.training.callbacks import JobContext, TrainerCallback, TrainerContext
 
 RECIPE = "rowwise_with_gw_hp"
 MULTIPLE = 16  # the sides of matrices, for products in fp8
@@ -26,11 +26,11 @@ class Float8Callback(TrainerCallback):
     """Computes the linear layers of a job's repeated layers in fp8."""
 
     @classmethod
-    def is_for(cls, state: TrainingState) -> bool:
+    def is_for(cls, context: JobContext) -> bool:
         """Returns whether the job computes in fp8; evaluations are of models in bf16."""
-        return state.technique is not None and state.job.feature(Float8) is not None
+        return context.technique is not None and context.job.feature(Float8) is not None
 
-    def change_model(self, trainer: TrainedModel, model: nn.Module, loss: BoundLoss) -> BoundLoss:
+    def change_model(self, trainer: TrainerContext, model: nn.Module, loss: BoundLoss) -> BoundLoss:
         """Replaces the linear layers. Raises ValueError where there are none, or where the device cannot compute so."""
         feature = trainer.job.feature(Float8)
         assert feature is not None

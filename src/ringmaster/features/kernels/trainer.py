@@ -23,7 +23,7 @@ from ringmaster.techniques.model_facts import FLASH_PACKAGE, IMPLEMENTATIONS
 from ringmaster.techniques.processes.gang_events import KernelsRefused
 from ringmaster.techniques.processes.order import TRIAL
 from ringmaster.techniques.technique import ATTENTION, KERNELS, Config, Technique
-from ringmaster.techniques.training.callbacks import TrainedModel, TrainerCallback, TrainingState
+from ringmaster.techniques.training.callbacks import JobContext, TrainerCallback, TrainerContext
 from ringmaster.techniques.training.recomputation import compile_layers, why_not_compiled
 
 COMPILE, OPTIMIZER = "compile", "optimizer"
@@ -45,15 +45,15 @@ StepSample = tuple[float, Sequence[Tensor]]
 class KernelsCallback(TrainerCallback):
     """Has the steps of a job computed by the kernels of its config, if they agree with plain ones."""
 
-    def __init__(self, state: TrainingState) -> None:
-        super().__init__(state)
-        self._name: str = state.order.config[KERNELS]
+    def __init__(self, context: JobContext) -> None:
+        super().__init__(context)
+        self._name: str = context.order.config[KERNELS]
         self._refusal = ""
 
     @classmethod
-    def is_for(cls, state: TrainingState) -> bool:
+    def is_for(cls, context: JobContext) -> bool:
         """Returns whether the config names kernels."""
-        return state.technique is not None and state.order.config.get(KERNELS) is not None
+        return context.technique is not None and context.order.config.get(KERNELS) is not None
 
     @classmethod
     def further_configs(cls, job: Job, technique: Technique, *, device_kind: str) -> Iterator[tuple[Config, str]]:
@@ -62,7 +62,7 @@ class KernelsCallback(TrainerCallback):
             for name, reason in kernel_choices(job, device_kind=device_kind).items():
                 yield {KERNELS: name}, reason
 
-    def before_training(self, trainer: TrainedModel) -> None:
+    def before_training(self, trainer: TrainerContext) -> None:
         """Compares the kernels with plain ones. Raises ValueError in a trial where they differ."""
         numerics = trainer.job.feature(Numerics)
         assert numerics is not None, "only such jobs have kernels to choose from"
@@ -226,7 +226,7 @@ def sampled_updates(
     return 0.0, updated
 
 
-def _sampled_step(trainer: TrainedModel, step: int) -> StepSample:
+def _sampled_step(trainer: TrainerContext, step: int) -> StepSample:
     """Returns the loss and the gradients of a step, after which the job is as before."""
     buffers = [buffer.clone() for buffer in trainer.model.buffers()]
     trainer.next_step, before = step, trainer.next_step

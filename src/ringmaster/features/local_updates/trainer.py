@@ -24,7 +24,7 @@ from ringmaster.techniques.checkpoints.state import Reader
 from ringmaster.techniques.job import Job
 from ringmaster.techniques.job_features import feature_in
 from ringmaster.techniques.processes.order import TRIAL
-from ringmaster.techniques.training.callbacks import LossSums, StepPart, TrainedModel
+from ringmaster.techniques.training.callbacks import LossSums, StepPart, TrainerContext
 from ringmaster.techniques.training.update_rule import UpdateRule
 
 PIECE = 1 << 20
@@ -36,7 +36,7 @@ WORKERS, OUTER = "workers/", "outer/"
 class LocalUpdateRule(UpdateRule):
     """Each worker takes an optimizer step on its part of the batch; in the warm-up all take one together."""
 
-    def __init__(self, trainer: TrainedModel) -> None:
+    def __init__(self, trainer: TrainerContext) -> None:
         super().__init__(trainer)
         spec, ranks = trainer.job.feature(LocalUpdates), trainer.ranks
         assert spec is not None
@@ -62,7 +62,7 @@ class LocalUpdateRule(UpdateRule):
         return job.feature(LocalUpdates) is not None
 
     @classmethod
-    def refuse(cls, trainer: TrainedModel, reader: Reader, checkpoint: Checkpoint) -> None:
+    def refuse(cls, trainer: TrainerContext, reader: Reader, checkpoint: Checkpoint) -> None:
         """Raises ValueError where a checkpoint has workers, or the job has them from now on."""
         job, step = trainer.job, checkpoint.manifest.step
         if reader.names_under(WORKERS):
@@ -77,7 +77,7 @@ class LocalUpdateRule(UpdateRule):
                 f"{trainer.technique.name} knows nothing. To fix: train it on with the technique local"
             )
 
-    def compute(self, trainer: TrainedModel) -> LossSums:
+    def compute(self, trainer: TrainerContext) -> LossSums:
         """Takes a step of each of the rank's workers, or in the warm-up their common gradient."""
         sums = LossSums(0.0, 0.0, 0)
         for part, (_, optimizer) in zip(self.parts, self._workers.each(trainer.next_step), strict=True):
@@ -101,22 +101,22 @@ class LocalUpdateRule(UpdateRule):
         """Gives the model the weights of the last outer step."""
         self._workers.load_anchor()
 
-    def written(self, trainer: TrainedModel) -> dict[str, Tensor] | None:
+    def written(self, trainer: TrainerContext) -> dict[str, Tensor] | None:
         """Returns, from the first round on, the state of the rank's workers, and on rank 0 what all share."""
         if not self._workers.has_begun:
             return None
         shared = {**trainer.model_state(), **self._workers.shared_state()}
         return (shared if trainer.ranks.rank == 0 else {}) | self._workers.own_state(trainer.next_step)
 
-    def restore(self, trainer: TrainedModel, reader: Reader, checkpoint: Checkpoint) -> None:
+    def restore(self, trainer: TrainerContext, reader: Reader, checkpoint: Checkpoint) -> None:
         """Loads the workers' states."""
         self._workers.restore(reader, checkpoint.manifest.step)
 
-    def unmarked_chunk(self, trainer: TrainedModel) -> int:
+    def unmarked_chunk(self, trainer: TrainerContext) -> int:
         """Returns the job's own: a checkpoint that names no chunk is of a plain job."""
         return trainer.micro_batch
 
-    def unmeasured_s(self, trainer: TrainedModel) -> float:
+    def unmeasured_s(self, trainer: TrainerContext) -> float:
         """Returns the seconds that exchanges between workers add to a step on average."""
         ranks = trainer.ranks
         ranks.agree(True)

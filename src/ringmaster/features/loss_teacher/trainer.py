@@ -18,7 +18,7 @@ from ringmaster.techniques.models.build import build_model, model_config
 from ringmaster.techniques.processes.order import EVALUATE, TRIAL, GangOrder
 from ringmaster.techniques.processes.reporter import Reporter
 from ringmaster.techniques.training.bound_loss import BoundLoss
-from ringmaster.techniques.training.callbacks import TrainedModel, TrainerCallback, TrainingState
+from ringmaster.techniques.training.callbacks import JobContext, TrainerCallback, TrainerContext
 from ringmaster.techniques.training.gradients import compute_in_half
 from ringmaster.techniques.training.reference_model import ReferenceModel
 
@@ -26,18 +26,18 @@ from ringmaster.techniques.training.reference_model import ReferenceModel
 class LossTeacherCallback(TrainerCallback):
     """Gives the loss of a job the outputs of its teacher, in training and in its evaluations."""
 
-    def __init__(self, state: TrainingState) -> None:
-        super().__init__(state)
-        feature = state.job.feature(LossTeacher)
+    def __init__(self, context: JobContext) -> None:
+        super().__init__(context)
+        feature = context.job.feature(LossTeacher)
         assert feature is not None, "as is_for says"
         self._feature = feature
 
     @classmethod
-    def is_for(cls, state: TrainingState) -> bool:
+    def is_for(cls, context: JobContext) -> bool:
         """Returns whether the job is trained alone with a teacher."""
-        return state.technique is not None and state.job.feature(LossTeacher) is not None
+        return context.technique is not None and context.job.feature(LossTeacher) is not None
 
-    def change_model(self, trainer: TrainedModel, model: nn.Module, loss: BoundLoss) -> BoundLoss:
+    def change_model(self, trainer: TrainerContext, model: nn.Module, loss: BoundLoss) -> BoundLoss:
         """Builds the teacher. Raises ValueError where it is not known, or reads other tokens than the model."""
         folder, purpose = _folder(self._feature, trainer.order), trainer.order.purpose
         if folder is None and purpose == EVALUATE:
@@ -59,11 +59,11 @@ class LossTeacherCallback(TrainerCallback):
         trainer.reference = ReferenceModel(model=teacher, loss=loss, autocast=trainer.autocast)
         return loss
 
-    def after_export(self, state: TrainingState, reporter: Reporter) -> Mapping[str, Any]:
+    def after_export(self, context: JobContext, reporter: Reporter) -> Mapping[str, Any]:
         """Writes the teacher beside the loss of the exported model, so that evaluations find it."""
-        file = Path(state.order.model_dir or "") / model_folders.LOSS
-        if state.ranks.rank == 0 and file.is_file():
-            content = {**model_folders.read_json(file), model_folders.REFERENCE: _folder(self._feature, state.order)}
+        file = Path(context.order.model_dir or "") / model_folders.LOSS
+        if context.ranks.rank == 0 and file.is_file():
+            content = {**model_folders.read_json(file), model_folders.REFERENCE: _folder(self._feature, context.order)}
             file.write_text(json.dumps(content))
         return {}
 

@@ -21,7 +21,7 @@ from ringmaster.techniques.data.sources.completion import answer_context, answer
 from ringmaster.techniques.job_features import MAX_WHOLE
 from ringmaster.techniques.metric import IGNORED
 from ringmaster.techniques.training.generation import SequenceWriter, WriterContext
-from ringmaster.techniques.training.job_state import WIDTH_MULTIPLE
+from ringmaster.techniques.training.rank_job import WIDTH_MULTIPLE
 from ringmaster.techniques.training.token_sampling import EndTokens, prompt_seed
 
 HELD_OUT = "held out"

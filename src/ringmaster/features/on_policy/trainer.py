@@ -10,7 +10,7 @@ from ringmaster.compat.torch import unset_fake_temporarily
 from ringmaster.features.on_policy.loss import ADVANTAGES, REWARDS, OnPolicyLoss
 from ringmaster.features.on_policy.rollout import Rollout, rollout_of
 from ringmaster.techniques.training.generation import WriterContext
-from ringmaster.techniques.training.job_state import WIDTH_MULTIPLE
+from ringmaster.techniques.training.rank_job import WIDTH_MULTIPLE
 from ringmaster.techniques.training.token_sampling import EndTokens
 
 __all__ = ["WITHOUT_VALUES", "rollout_of"]

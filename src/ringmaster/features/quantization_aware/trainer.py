@@ -10,20 +10,20 @@ from ringmaster.techniques.job import QUANTIZATION_AWARE, AdaptationSpec
 from ringmaster.techniques.models.quantization import int4_layers, torchao_config
 from ringmaster.techniques.processes.order import TRAIN, TRIAL
 from ringmaster.techniques.training.bound_loss import BoundLoss
-from ringmaster.techniques.training.callbacks import TrainedModel, TrainerCallback, TrainingState
+from ringmaster.techniques.training.callbacks import JobContext, TrainerCallback, TrainerContext
 
 
 class QuantizationAwareCallback(TrainerCallback):
     """Prepares a model for quantization; its weights stay in floating point, and so does its export."""
 
     @classmethod
-    def is_for(cls, state: TrainingState) -> bool:
+    def is_for(cls, context: JobContext) -> bool:
         """Returns whether the job learns with the rounding of 4 bits, and is trained."""
-        how = state.job.adaptation
-        is_trained = state.technique is not None and state.order.purpose in (TRAIN, TRIAL)
+        how = context.job.adaptation
+        is_trained = context.technique is not None and context.order.purpose in (TRAIN, TRIAL)
         return is_trained and how is not None and how.kind == QUANTIZATION_AWARE
 
-    def change_model(self, trainer: TrainedModel, model: nn.Module, loss: BoundLoss) -> BoundLoss:
+    def change_model(self, trainer: TrainerContext, model: nn.Module, loss: BoundLoss) -> BoundLoss:
         """Replaces the linear layers, which round in the evaluations of the job, too."""
         how = trainer.job.adaptation
         assert how is not None

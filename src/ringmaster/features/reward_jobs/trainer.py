@@ -23,7 +23,7 @@ from ringmaster.techniques.job_features import MAX_WHOLE
 from ringmaster.techniques.model_facts import num_positions
 from ringmaster.techniques.models.build import build_model
 from ringmaster.techniques.processes.order import TRIAL
-from ringmaster.techniques.training.callbacks import TrainerCallback, TrainingState
+from ringmaster.techniques.training.callbacks import JobContext, TrainerCallback
 
 ROWS_AT_ONCE = 16
 """The completions of a forward of a reward model."""
@@ -69,33 +69,33 @@ class RewardModel:
 class RewardJobsCallback(TrainerCallback):
     """Reads the reward models of a job, before completions are written."""
 
-    def __init__(self, state: TrainingState) -> None:
+    def __init__(self, context: JobContext) -> None:
         """Reads them. Raises ValueError where one is not known."""
-        super().__init__(state)
-        _models[:] = _read(state)
+        super().__init__(context)
+        _models[:] = _read(context)
 
     @classmethod
-    def is_for(cls, state: TrainingState) -> bool:
+    def is_for(cls, context: JobContext) -> bool:
         """Returns whether the job has reward models."""
-        return state.job.feature(RewardJobs) is not None
+        return context.job.feature(RewardJobs) is not None
 
 
-def _read(state: TrainingState) -> Iterator[RewardModel]:
+def _read(context: JobContext) -> Iterator[RewardModel]:
     from transformers import AutoModelForSequenceClassification
 
-    feature = state.job.feature(RewardJobs)
+    feature = context.job.feature(RewardJobs)
     assert feature is not None, "as is_for says"
     for number, name in enumerate(feature.jobs):
-        device, location = state.ranks.device, state.order.parents.get(name)
+        device, location = context.ranks.device, context.order.parents.get(name)
         if location is not None:
             folder = Path(location)
             with MODEL_CONSTRUCTION:
                 model = AutoModelForSequenceClassification.from_pretrained(folder, local_files_only=True)
             yield RewardModel.read(model, folder, device=device)
-        elif state.order.purpose == TRIAL and state.prepared.tokenizer_dir is not None:
+        elif context.order.purpose == TRIAL and context.prepared.tokenizer_dir is not None:
             # Before it is trained, a fresh one is as fast, and needs as much memory.
-            model = build_model(feature.models[number], data=state.prepared, seed=state.job.seed)
-            yield RewardModel.read(model, state.prepared.tokenizer_dir, device=device)
+            model = build_model(feature.models[number], data=context.prepared, seed=context.job.seed)
+            yield RewardModel.read(model, context.prepared.tokenizer_dir, device=device)
         else:
             raise ValueError(
                 f"loss.rewards: the model of job {name} is not there. To fix: run the batch that trains it, or give "

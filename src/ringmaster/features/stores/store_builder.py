@@ -36,7 +36,7 @@ from ringmaster.techniques.processes.gang_events import JobResult
 from ringmaster.techniques.processes.order import TRIAL, GangOrder
 from ringmaster.techniques.processes.ranks import RankContext, join
 from ringmaster.techniques.processes.reporter import Reporter
-from ringmaster.techniques.training.job_state import JobTrainingState, Root, prepared_data
+from ringmaster.techniques.training.rank_job import RankJob, Root, prepared_data
 from ringmaster.techniques.training.segment_loop import BUILD_TIMEOUT_S, train_segment
 from ringmaster.techniques.training.trainer import StepReport
 from ringmaster.techniques.training.trial import trial
@@ -45,8 +45,8 @@ VECTORS = "vectors"
 """The tensor of a checkpoint: [passages that are encoded, features], in the order of the steps."""
 
 
-class StoreBuilder(JobTrainingState):
-    """The state of a store's job on one rank: the vectors of the steps so far, which all ranks have."""
+class StoreBuilder(RankJob):
+    """A store's job on one rank: the vectors of the steps so far, which all ranks have."""
 
     def __init__(self, order: GangOrder, ranks: RankContext, *, encoder: Path, beat: Callable[[], None]) -> None:
         super().__init__(order, ranks)

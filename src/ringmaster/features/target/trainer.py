@@ -12,7 +12,7 @@ from ringmaster.codec import to_json
 from ringmaster.features.target.job import Target, variables_of
 from ringmaster.features.target.noise_scale import DAMPING, MEASURED_EVERY, GradientNoise, probe_steps
 from ringmaster.techniques.processes.order import TRAIN
-from ringmaster.techniques.training.callbacks import TrainedModel, TrainerCallback, TrainingState
+from ringmaster.techniques.training.callbacks import JobContext, TrainerCallback, TrainerContext
 from ringmaster.techniques.training.gradients import local, squared_norm
 
 
@@ -21,16 +21,16 @@ class TargetCallback(TrainerCallback):
 
     may_end_job = True
 
-    def __init__(self, state: TrainingState) -> None:
-        super().__init__(state)
-        target = state.job.feature(Target)
+    def __init__(self, context: JobContext) -> None:
+        super().__init__(context)
+        target = context.job.feature(Target)
         assert target is not None
         self._target = target
 
     @classmethod
-    def is_for(cls, state: TrainingState) -> bool:
+    def is_for(cls, context: JobContext) -> bool:
         """Returns whether the job has a target."""
-        return state.job.feature(Target) is not None
+        return context.job.feature(Target) is not None
 
     def ends_job(self, metrics: Mapping[str, float]) -> bool:
         """Returns whether the metrics have reached the target."""
@@ -44,20 +44,20 @@ class TargetCallback(TrainerCallback):
 class NoiseCallback(TrainerCallback):
     """Measures the noise of the gradients of a job that may change its batch size."""
 
-    def __init__(self, state: TrainingState) -> None:
-        super().__init__(state)
-        self._job = state.job
+    def __init__(self, context: JobContext) -> None:
+        super().__init__(context)
+        self._job = context.job
         self._norm: PreconditionedNorm | None = None
         self._first: Tensor | None = None  # the squared norm of the first micro-batches of all ranks
         self._num_samples, self._count = 0, 0.0  # of these; the count on this rank
 
     @classmethod
-    def is_for(cls, state: TrainingState) -> bool:
+    def is_for(cls, context: JobContext) -> bool:
         """Returns whether the job may change its batch size, and is trained by a technique that can measure noise."""
-        is_able = state.technique is not None and state.technique.measures_noise
-        return is_able and state.order.purpose == TRAIN and len(variables_of(state.job).global_batch_size) > 1
+        is_able = context.technique is not None and context.technique.measures_noise
+        return is_able and context.order.purpose == TRAIN and len(variables_of(context.job).global_batch_size) > 1
 
-    def before_training(self, trainer: TrainedModel) -> None:
+    def before_training(self, trainer: TrainerContext) -> None:
         """Reads the moments of the trainer's optimizer from now on."""
         self._norm = PreconditionedNorm(trainer.parameters, trainer.optimizer, device=trainer.ranks.device)
 

@@ -34,7 +34,7 @@ from ringmaster.codec import digest, from_json, to_json
 from ringmaster.errors import CheckpointError
 from ringmaster.features.untrusted.job import Untrusted
 from ringmaster.tasks.background_worker import in_a_thread
-from ringmaster.tasks.execution.executor_hooks import ExecutionState, ExecutorHook
+from ringmaster.tasks.execution.executor_hooks import ExecutorContext, ExecutorHook
 from ringmaster.tasks.execution.job_rules import JobRule
 from ringmaster.tasks.execution.job_table import layout_of
 from ringmaster.tasks.execution.progress import RunningSegment
@@ -234,7 +234,7 @@ class SegmentReferee(ExecutorHook):
     draw: returns a number in [0, 1) that no node can know before.
     """
 
-    def __init__(self, execution: ExecutionState, *, draw: Callable[[], float] = SystemRandom().random) -> None:
+    def __init__(self, execution: ExecutorContext, *, draw: Callable[[], float] = SystemRandom().random) -> None:
         super().__init__(execution)
         self._job_table, self._plan_progress = execution.job_table, execution.plan_progress
         self.draw = draw

@@ -54,8 +54,8 @@ def prepared_data(order: GangOrder) -> PreparedData:
     return prepare(order.data_spec, cache_dir=Path(order.cache_dir), pinned=pinned)
 
 
-class JobTrainingState:
-    """What a job owns on a rank, alone or in a group: its data, its step and its checkpoints.
+class RankJob:
+    """A job on one rank, trained alone or in a group: its data, its step and its checkpoints.
 
     next_step: the number of completed steps.
     passed_over: newer checkpoints that were skipped as damaged.
