@@ -94,6 +94,20 @@ class LedgerRuns(Connection):
         """Sets a run that had ended, or whose process died, to running again."""
         self.client.update_run(run_id, status="RUNNING")
 
+    def restore_runs(self, batch_run_id: str) -> int:
+        """Restores the run of a batch and those of its jobs where they were deleted; returns how many were."""
+        from mlflow.entities import ViewType
+
+        info, condition = self.client.get_run(batch_run_id).info, f"tags.`mlflow.parentRunId` = '{batch_run_id}'"
+        wanted = ([info.experiment_id], condition)
+        deleted = paged(self.client.search_runs, *wanted, run_view_type=ViewType.DELETED_ONLY)
+        run_ids = [run.info.run_id for run in deleted]
+        if info.lifecycle_stage == "deleted":
+            run_ids.append(batch_run_id)
+        for run_id in run_ids:
+            self.client.restore_run(run_id)
+        return len(run_ids)
+
     def _resumed(self, run_id: str, params: Mapping[str, Any]) -> dict[str, Any]:
         """Resumes a run whose start is repeated; returns the params that it lacks, as MLflow changes none."""
         self.resume_run(run_id)

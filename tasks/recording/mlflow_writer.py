@@ -150,6 +150,8 @@ class MlflowWriter:
         run_id = self.run_of()
         if run_id is not None:
             try:
+                if num_restored := self.ledger.restore_runs(run_id):
+                    self._notice(f"{num_restored} of the batch's runs were deleted in MLflow, and are restored")
                 self.ledger.resume_run(run_id)
                 return
             except LedgerError as error:

@@ -395,3 +395,15 @@ def test_an_experiment_whose_kind_cannot_be_set_gets_runs_all_the_same(ledger, r
     for _ in range(2):
         assert again.start_batch("refused", params={})
     assert asked == [(ledger.experiment_of(run), tag, EXPERIMENT_TAGS[tag])]
+
+
+def test_runs_of_a_batch_that_were_deleted_are_restored(ledger, run):
+    jobs = [ledger.start_job(run, name, params={}) for name in ("a", "b", "c")]
+    other = ledger.start_batch("another batch", params={})
+    for each in (run, *jobs[:2], other):
+        ledger.client.delete_run(each)
+    assert ledger.restore_runs(run) == 3
+    assert ledger.restore_runs(run) == 0
+    stages = {each: run_of(ledger, each).info.lifecycle_stage for each in (run, *jobs, other)}
+    assert [name for name, stage in stages.items() if stage == "deleted"] == [other]
+    ledger.resume_run(run)

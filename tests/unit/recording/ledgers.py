@@ -18,6 +18,7 @@ class FakeLedger:
         self.refused = threading.Event()
         self.kept, self.notes, self.tags, self.profiles = [], {}, {}, {}
         self.runs, self.points, self.models, self.tables, self.statuses = {}, [], {}, {}, {}
+        self.deleted = set()  # runs
 
     def _answer(self):
         if self.away:
@@ -73,10 +74,19 @@ class FakeLedger:
         self._answer()
         self.statuses[run_id] = status
 
+    def restore_runs(self, batch_run_id):
+        if batch_run_id not in self.runs.values():
+            raise LedgerError(f"there is no run {batch_run_id}", code="RESOURCE_DOES_NOT_EXIST")
+        num_deleted = len(self.deleted)
+        self.deleted.clear()
+        return num_deleted
+
     def resume_run(self, run_id):
         self._answer()
         if run_id not in self.runs.values():
             raise LedgerError(f"there is no run {run_id}", code="RESOURCE_DOES_NOT_EXIST")
+        if run_id in self.deleted:
+            raise LedgerError(f"run {run_id} is deleted", code="INVALID_PARAMETER_VALUE")
         self.statuses[run_id] = "RUNNING"
 
     def set_note(self, run_id, markdown):

@@ -318,6 +318,22 @@ def test_a_batch_that_is_resumed_with_another_mlflow_is_recorded_there(database)
     assert any("not the one that has the records" in notice for notice in notices)
 
 
+def test_a_batch_that_is_resumed_after_its_runs_were_deleted_goes_on_in_them(database):
+    ledger, notices = FakeLedger(), []
+    journal = Journal(database, batch=KEY)
+    begin_jobs(journal, JOBS, faults={})
+    for events in (story(), []):
+        recorder = AsyncRecorder(ledger, journal, batch=BATCH, notice=notices.append)
+        recorder.begin(recorded(), devices=["d"], num_trials=0)
+        for event in events:
+            recorder.listen(event)
+        finish(recorder)
+        assert recorder.close() == []
+        ledger.deleted = {"run of nightly", "run of a"}
+    assert notices == ["2 of the batch's runs were deleted in MLflow, and are restored"]
+    assert ledger.statuses["run of nightly"] == "FINISHED"
+
+
 def test_records_that_stop_are_told(database, monkeypatch):
     recorder = AsyncRecorder(FakeLedger(), Journal(database, batch=KEY), batch=BATCH)
     recorder._todo.put(lambda: 1 / 0)
