@@ -129,7 +129,7 @@ def _environment(
         devices=cluster.nodes[0].devices,
         cache_dir=home / "cache",
         import_paths=(str(batch.folder),),
-        preflight_ahead=None if preflight is None else preflight.result,
+        preflight_ahead=preflight,
     )
 
 

@@ -1,18 +1,16 @@
-"""Flow runs in Prefect: names, ids, final states, cancellation, tasks of segments, and calls that wait for a server."""
+"""Flow runs in Prefect: names, ids, final states, cancellation, and calls that wait for a server."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import closing, suppress
 from http import HTTPStatus
 from typing import Any, TypeVar, cast
 
 import httpx
-from prefect import Flow, Task, get_run_logger, runtime
-from prefect.cache_policies import NO_CACHE
+from prefect import Flow, get_run_logger, runtime
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import FlowRunCreate
 from prefect.client.schemas.objects import FlowRun, StateType
@@ -27,7 +25,6 @@ from ringmaster.model_lineage.mlflow_calls import OutageRetry, show_nothing
 from ringmaster.tasks.control.requests import RequestKind, Requests
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import Journal
-from ringmaster.techniques.processes.gang_events import Outcome
 from ringmaster.text import MAX_IN_NAME, Notice, printable
 
 OF_COMMAND = "command line"  # the tag of runs whose process is a command of a person, and not of a worker
@@ -186,15 +183,3 @@ def prefect_is_away(error: BaseException) -> bool:
         busy = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS)
         return error.response.status_code in busy or error.response.status_code >= HTTPStatus.INTERNAL_SERVER_ERROR
     return isinstance(error, httpx.TransportError)
-
-
-def as_task(label: str, run: Callable[[], Outcome]) -> Future[Outcome]:
-    """Runs a segment as a Prefect task of the current flow run. A `Spawn` of the local engine.
-
-    The task returns the gang's outcome as a value, even if the gang failed. It has no retries of its own: the executor
-    decides whether and how the job continues.
-    """
-    # Without parameters: Prefect would serialise a function among them.
-    segment = Task(run, name="segment", task_run_name=lambda: label, cache_policy=NO_CACHE, persist_result=False)
-    # A Prefect future has the two methods of a Future that an executor uses.
-    return cast("Future[Outcome]", segment.submit())

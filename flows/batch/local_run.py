@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import cast
+
+from prefect import Task
+from prefect.cache_policies import NO_CACHE
 
 from ringmaster.clock import SteadyClock
 from ringmaster.codec import from_json
@@ -16,7 +21,7 @@ from ringmaster.flows import settings
 from ringmaster.flows.batch.artifacts import DecisionArtifact, flow_run_page, show_plan
 from ringmaster.flows.batch.batch_run import BatchRun, resume_jobs
 from ringmaster.flows.batch.context import NodeContext, open_node_context, profiled_at
-from ringmaster.flows.batch.flow_runs import as_task, current_flow_run, is_started_by_prefect, root_run
+from ringmaster.flows.batch.flow_runs import current_flow_run, is_started_by_prefect, root_run
 from ringmaster.flows.batch.group_choice import choose_job_groups, goals_in
 from ringmaster.flows.batch.result import are_measured, failure_reporter, log_decision
 from ringmaster.flows.batch.run_folder import (
@@ -77,6 +82,7 @@ from ringmaster.tasks.storage.quarantine import Quarantine
 from ringmaster.tasks.sweeping.scheduler import SweepScheduler
 from ringmaster.tasks.timeline.prefect_artifacts import GanttArtifact, ProgressArtifact
 from ringmaster.tasks.timeline.reader import TimelineReader
+from ringmaster.techniques.processes.gang_events import Outcome
 
 PLANNING_WORK_S = 10.0  # seconds of a quiet machine; a busy one takes longer and plans the same
 STOP_PATIENCE_S = 5.0  # for a disk that is full when a run is to end
@@ -242,7 +248,7 @@ class LocalRun(BatchRun):
             folder=self._folder,
             cluster=self._node_context.cluster,
             launcher=self._node_context.server,
-            spawn=as_task,
+            spawn=_as_task,
             telemetry=self._stack.enter_context(watching(self._node_context.cluster)),
         )
         with input_errors():
@@ -475,3 +481,15 @@ class LocalRun(BatchRun):
             elapsed_s=self.journal.clock(),
             past=lambda: past_use(self.journal, self._active_batches.values()),
         )
+
+
+def _as_task(label: str, run: Callable[[], Outcome]) -> Future[Outcome]:
+    """Runs a segment as a Prefect task of the current flow run. A `Spawn` of the local engine.
+
+    The task returns the gang's outcome as a value, even if the gang failed. It has no retries of its own: the executor
+    decides whether and how the job continues.
+    """
+    # Without parameters: Prefect would serialise a function among them.
+    segment = Task(run, name="segment", task_run_name=lambda: label, cache_policy=NO_CACHE, persist_result=False)
+    # A Prefect future has the two methods of a Future that an executor uses.
+    return cast("Future[Outcome]", segment.submit())

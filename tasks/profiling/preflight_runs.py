@@ -1,5 +1,7 @@
 """The preflight of jobs in worker processes, which prepares their data and lists the options that could train them."""
 
+from __future__ import annotations
+
 import math
 import threading
 from collections import Counter
@@ -36,7 +38,7 @@ class TrialEnvironment:
     """The environment of trials and segments: fork server, the devices of one node, and the folders of workers.
 
     weights: the folders of models that jobs adapt, by the keys of `PreflightOrder.weights`.
-    preflight_ahead: `PreflightAhead.result` of a preflight that was begun before the run was opened.
+    preflight_ahead: a preflight that was begun before the run was opened.
     """
 
     server: ForkServerClient
@@ -44,7 +46,7 @@ class TrialEnvironment:
     cache_dir: Path
     import_paths: tuple[str, ...] = ()
     weights: Mapping[str, Path] = field(default_factory=dict)
-    preflight_ahead: Callable[..., tuple[dict[str, Preflight], dict[str, str]] | None] | None = None
+    preflight_ahead: PreflightAhead | None = None
 
 
 def slots_of(devices: Sequence[Device]) -> tuple[Slot, ...]:
@@ -83,7 +85,7 @@ def preflight_jobs(
     """
     order = preflight_order(jobs, environment=environment, cluster=cluster, shapes=shapes, evaluated=evaluated)
     if environment.preflight_ahead is not None:
-        ahead = environment.preflight_ahead(order, notice=notice, failed=failed)
+        ahead = environment.preflight_ahead.result(order, notice=notice, failed=failed)
         if ahead is not None:
             return ahead
     return run_preflight(order, server=environment.server, notice=notice, failed=failed)
