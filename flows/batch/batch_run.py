@@ -26,7 +26,7 @@ from ringmaster.tasks.execution.job_table import jobs_left
 from ringmaster.tasks.profiling.preflight_runs import distinct
 from ringmaster.tasks.profiling.stage import ProfilingResult
 from ringmaster.tasks.recording.async_recorder import AsyncRecorder
-from ringmaster.tasks.recording.mlflow_writer import JobsToRecord
+from ringmaster.tasks.recording.model_writer import JobsToRecord
 from ringmaster.tasks.storage.fact_keys import (
     FIRST_PREDICTION,
     IS_OVER,

@@ -9,7 +9,7 @@ from ringmaster.codec import from_json
 from ringmaster.errors import InputError, LedgerError, input_errors
 from ringmaster.flows.lineage.home import LineageHome
 from ringmaster.model_lineage.snapshot import LineageNode
-from ringmaster.tasks.recording.mlflow_writer import CHAIN, TRAINING, TrainingInputs
+from ringmaster.tasks.recording.model_writer import CHAIN, TRAINING, TrainingInputs
 from ringmaster.techniques import Job
 from ringmaster.techniques.checkpoints.chain import StateChain, StateLink
 

@@ -22,7 +22,8 @@ from ringmaster.model_lineage.mlflow_calls import OutageRetry
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.execution.execution_events import ExecutionEvent, GangReport, JobEnded, PredictionUpdate
 from ringmaster.tasks.pool.event_log import BatchEvents, EventReader, LogPosition, content_of, event_of, kind_of
-from ringmaster.tasks.recording.mlflow_writer import JobsToRecord, MlflowWriter
+from ringmaster.tasks.recording.mlflow_writer import MlflowWriter
+from ringmaster.tasks.recording.model_writer import JobsToRecord
 from ringmaster.tasks.storage.fact_keys import UNRECORDED
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.text import Notice, printable_lines
@@ -37,33 +38,6 @@ LOOK_EVERY_S = 2.0  # how often a pool's recorder polls the database
 ENTRIES_AT_ONCE = 200
 
 AWAY = "training continues, and what is to be recorded waits"
-
-
-class RetriedWrites(OutageRetry):
-    """Performs actions one after another, retrying each while MLflow is unavailable, until the patience ends.
-
-    faults: descriptions of what can never be recorded.
-    """
-
-    def __init__(self, notice: Notice) -> None:
-        super().__init__(notice, away=AWAY)
-        self.faults: list[str] = []
-
-    def do(self, action: Callable[[], None]) -> bool:
-        """Performs an action. Returns whether it succeeded."""
-        if self.gave_up:
-            return False
-        try:
-            self.call(action)
-        except LedgerError as error:
-            later = f"not all was written: {error} Then `ringmaster run --resume` records the rest"
-            self.faults.append(later if self.gave_up else str(error))
-            return False
-        except Exception as error:
-            logger.exception("a record cannot be written")
-            self.faults.append(f"{type(error).__name__}: {error}")
-            return False
-        return True
 
 
 class AsyncRecorder:
@@ -89,7 +63,8 @@ class AsyncRecorder:
         if num_plans < 0:  # a resumed batch continues the count of plans
             num_plans = self._left_by_earlier_process.get("num_plans", len(journal.plans()))
         self._writer = MlflowWriter(ledger, journal, batch=batch, num_plans=num_plans, notice=notice)
-        self._retried_writes = RetriedWrites(notice)
+        self._retry = OutageRetry(notice, away=AWAY)
+        self._write_faults: list[str] = []  # what can never be recorded, or not by this process
         self._num_dropped = 0
         self._has_stopped = False
         self._failed_now: list[tuple[ExecutionEvent, int]] = []
@@ -113,7 +88,7 @@ class AsyncRecorder:
         except LedgerError as error:
             if not error.may_pass:
                 raise
-            self._todo.put(partial(self._retried_writes.do, begin))
+            self._todo.put(partial(self._do, begin))
         self._todo.put(self._write_left_by_earlier_process)
 
     def listen(self, event: ExecutionEvent) -> None:
@@ -128,7 +103,7 @@ class AsyncRecorder:
     def finish(self, *, status: str, metrics: Mapping[str, float], table: Sequence[Mapping[str, Any]]) -> None:
         """Closes the batch's run with its result."""
         action = partial(self._writer.finish, status=status, metrics=metrics, table=table)
-        self._todo.put(partial(self._retried_writes.do, action))
+        self._todo.put(partial(self._do, action))
 
     def close(self, *, timeout_s: float | None = None) -> list[str]:
         """Waits until everything is written, and returns descriptions of what could not be. That waits in the journal.
@@ -136,22 +111,22 @@ class AsyncRecorder:
         timeout_s: how long to wait if MLflow is unavailable; by default `TIMEOUT_AT_END_S`.
         """
         timeout_s = TIMEOUT_AT_END_S if timeout_s is None else timeout_s
-        if self._retried_writes.is_away and math.isfinite(timeout_s):
+        if self._retry.is_away and math.isfinite(timeout_s):
             self._notice(f"waiting at most {timeout_s:.0f} s for MLflow to come back")
-        self._retried_writes.hurry(timeout_s)
+        self._retry.hurry(timeout_s)
         self._todo.put(None)
         self._thread.join()
         self._writer.close()
         if self._num_dropped:
             dropped = f"{self._num_dropped} reports of step times and losses: MLflow was away for too long"
-            self._retried_writes.faults.append(dropped)
+            self._write_faults.append(dropped)
         self._store_failed()
         return self._faults
 
     @property
     def is_complete(self) -> bool:
         """Whether all is recorded. Valid after `close`."""
-        return not (self._retried_writes.gave_up or self._has_stopped or self._faults)
+        return not (self._retry.gave_up or self._has_stopped or self._faults)
 
     def run_of(self, job: str | None = None) -> str | None:
         """Returns the MLflow run of the batch or of a job, None before it is open."""
@@ -161,13 +136,32 @@ class AsyncRecorder:
 
     @property
     def _faults(self) -> list[str]:
-        return list(dict.fromkeys([*self._writer.faults, *self._retried_writes.faults]))
+        return list(dict.fromkeys([*self._writer.faults, *self._write_faults]))
+
+    def _do(self, action: Callable[[], None]) -> bool:
+        """Performs an action, and again for as long as MLflow is away and the patience lasts.
+
+        Returns whether it succeeded.
+        """
+        if self._retry.gave_up:
+            return False
+        try:
+            self._retry.call(action)
+        except LedgerError as error:
+            later = f"not all was written: {error} Then `ringmaster run --resume` records the rest"
+            self._write_faults.append(later if self._retry.gave_up else str(error))
+            return False
+        except Exception as error:
+            logger.exception("a record cannot be written")
+            self._write_faults.append(f"{type(error).__name__}: {error}")
+            return False
+        return True
 
     def _write(self, event: ExecutionEvent, *, at_ms: int) -> None:
         """Writes an event. One that cannot be written is kept, and the points of a gang's event wait for `flush`."""
-        if isinstance(event, GangReport) and self._retried_writes.gave_up:
+        if isinstance(event, GangReport) and self._retry.gave_up:
             self._writer.write(event, at_ms=at_ms)
-        elif not self._retried_writes.do(partial(self._writer.write, event, at_ms=at_ms)):
+        elif not self._do(partial(self._writer.write, event, at_ms=at_ms)):
             self._failed_now.append((event, at_ms))
 
     def _write_left_by_earlier_process(self) -> None:
@@ -201,14 +195,14 @@ class AsyncRecorder:
             while (action := self._next(next_s)) is not None:
                 action()
                 if (now_s := time.monotonic()) >= next_s:
-                    self._retried_writes.do(self._writer.flush)
+                    self._do(self._writer.flush)
                     done_s = time.monotonic()
                     next_s = done_s + max(FLUSH_EVERY_S, (done_s - now_s) / MAX_FLUSH_SHARE)
         except Exception as error:
             logger.exception("the recorder ends here")
             self._has_stopped = True
             fault = f"the records have stopped: {type(error).__name__}: {error}"
-            self._retried_writes.faults.append(printable_lines(fault))
+            self._write_faults.append(printable_lines(fault))
 
     def _next(self, flush_s: float) -> Callable[[], object] | None:
         """Returns the next action; one without effect when it is time to flush."""
@@ -263,7 +257,7 @@ class PoolRecorder(AsyncRecorder):
         return faults
 
     def _follow(self) -> None:
-        while not self._retried_writes.gave_up and self._record_page():
+        while not self._retry.gave_up and self._record_page():
             pass
 
     def _record_page(self) -> bool:
@@ -273,8 +267,8 @@ class PoolRecorder(AsyncRecorder):
         num_failed = len(self._failed_now)
         for entry in entries:
             self._write(entry.event, at_ms=int(entry.time_s * 1000))
-        self._retried_writes.do(self._writer.flush)
-        if self._retried_writes.gave_up:
+        self._do(self._writer.flush)
+        if self._retry.gave_up:
             del self._failed_now[num_failed:]  # the next recorder reads them again
             return False
         if entries:

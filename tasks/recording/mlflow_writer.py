@@ -1,19 +1,16 @@
-"""The MLflow writer: writes a batch's events as runs, metrics, plans and models.
+"""The MLflow writer: writes a batch's events as runs, metrics and plans, and has its models written.
 
 Each method may be called again after it failed half-way: it finds what it has written, or writes it again.
 """
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from ringmaster.codec import to_json
-from ringmaster.errors import LedgerError, TensorStoreError
+from ringmaster.errors import LedgerError
 from ringmaster.model_lineage import model_pages
 from ringmaster.model_lineage.ledger.ledger import Ledger
-from ringmaster.model_lineage.records import MetricPoint, ModelRecord, Origin
+from ringmaster.model_lineage.records import MetricPoint
 from ringmaster.tasks.batch import Batch
 from ringmaster.tasks.execution.execution_events import (
     ExecutionEvent,
@@ -23,74 +20,72 @@ from ringmaster.tasks.execution.execution_events import (
     SegmentEnded,
     SegmentStarted,
 )
-from ringmaster.tasks.execution.run_paths import RunPaths
 from ringmaster.tasks.planning import gantt
 from ringmaster.tasks.planning.durations import compared_with_plan, practice_text
 from ringmaster.tasks.profiling.profile_store import MeasuredOptions, ProfileStore
-from ringmaster.tasks.recording.ancestry import Ancestry, kind_of
+from ringmaster.tasks.recording.model_writer import PROFILES, JobsToRecord, ModelWriter
 from ringmaster.tasks.recording.record_hooks import RecordedRun, RunListener, record_hooks
 from ringmaster.tasks.recording.rows import (
-    ROWS,
     EnergyMeter,
     code_version,
-    dataset_inputs,
     job_params,
-    metric_points,
     picture,
     plan_rows,
     plan_sentence,
     profile_row,
-    rows_text,
+    telemetry_points,
 )
-from ringmaster.tasks.storage.fact_keys import CHECKPOINT_ROOT, FLOW_RUN_PAGE, FUSION, IS_MEASURED, RUN
+from ringmaster.tasks.storage.fact_keys import FLOW_RUN_PAGE, FUSION, IS_MEASURED, RUN
 from ringmaster.tasks.storage.journal import ENDED, GroupDecision, JobRecord, JobStatus, Journal
-from ringmaster.techniques import Job, Profile
-from ringmaster.techniques.checkpoints.chain import read_chain
-from ringmaster.techniques.checkpoints.checkpoint import fetch_model
-from ringmaster.techniques.metric import metrics_text, why_undefined
-from ringmaster.techniques.preflight_result import Preflight
 from ringmaster.techniques.processes.gang_events import (
-    NUM_ROWS,
     CheckpointFailed,
     CheckpointSaved,
+    DeviceTelemetry,
+    EvaluationReported,
     Event,
     JobReady,
     OutcomeStatus,
+    Steps,
 )
 from ringmaster.text import markdown
 
-PROFILES = "profiles.json"  # among the artifacts of a job's run
 REASON = "ringmaster.reason"  # a tag of the run of a job that is not done
-TRAINING, CHAIN = "training/job.json", "training/chain.json"
-"""The artifacts of a job's run with its `TrainingInputs`, and with the chain of its states (`checkpoints.chain`)."""
 NOT_DONE = {JobStatus.CANCELLED: ("Cancelled", "KILLED"), JobStatus.STOPPED: ("Stopped early", "FINISHED")}
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainingInputs:
-    """What a model was trained by, for making it again.
+def metric_points(event: Event, *, at_ms: int) -> list[MetricPoint]:
+    """Returns the metrics of a gang's event.
 
-    parents: the URIs or ids of the models that it came from, by the names that the job uses.
-    folder: the folder of its batch file, from which users' functions are imported.
-    code_version: as in `Origin`.
+    Each point includes its time, so that writing the same points again adds none.
     """
+    match event:
+        case Steps():
+            now_ms = int(event.wall_s * 1000)
+            rows = list(enumerate(zip(event.losses, event.seconds, strict=True), start=event.first_step + 1))
+            losses = [MetricPoint("train/loss", loss, step, now_ms) for step, (loss, _) in rows]
+            rewards = enumerate(event.rewards, start=event.first_step + 1)
+            losses += [MetricPoint("train/reward", reward, step, now_ms) for step, reward in rewards]
+            losses += [MetricPoint("train/step_s", seconds, step, now_ms) for step, (_, seconds) in rows]
+            of_features = [each for hook in record_hooks() for each in hook.metrics(event).items()]
+            others = [*of_features, *_speed(event).items()]
+            return losses + [MetricPoint(key, value, event.step, now_ms) for key, value in others]
+        case EvaluationReported(part=part) if part is not None:
+            of_part = [each for hook in record_hooks() for each in hook.partial_metrics(event).items()]
+            return [MetricPoint(key, value, event.step, at_ms) for key, value in of_part]
+        case EvaluationReported():
+            return [MetricPoint(f"eval/{key}", value, event.step, at_ms) for key, value in event.metrics.items()]
+        case DeviceTelemetry():
+            return telemetry_points(event)
+        case _:
+            return []
 
-    job: Job
-    parents: Mapping[str, str]
-    folder: str
-    code_version: str
 
-
-@dataclass(frozen=True, kw_only=True)
-class JobsToRecord:
-    """What is known of a batch's jobs before they run.
-
-    profiles: by job; option k is profile k.
-    """
-
-    jobs: Mapping[str, Job]
-    preflights: Mapping[str, Preflight]
-    profiles: Mapping[str, Sequence[Profile]]
+def _speed(steps: Steps) -> dict[str, float]:
+    """Returns the speed of reported steps on all devices, tokens without padding, and the peak memory so far."""
+    seconds = sum(steps.seconds)
+    rates = {"train/samples_per_s": steps.num_samples, "train/tokens_per_s": steps.num_tokens}
+    result = {key: number / seconds for key, number in rates.items() if number and seconds}
+    return result | ({"train/peak_memory_megabytes": steps.peak_bytes * 1e-6} if steps.peak_bytes else {})
 
 
 def profile_store(ledger: Ledger) -> ProfileStore:
@@ -138,8 +133,16 @@ class MlflowWriter:
         return run_id
 
     @property
-    def _ancestry(self) -> Ancestry:
-        return Ancestry(ledger=self.ledger, journal=self._journal, jobs=self._known.jobs)
+    def _models(self) -> ModelWriter:
+        return ModelWriter(
+            ledger=self.ledger,
+            journal=self._journal,
+            batch=self._batch,
+            known=self._known,
+            plan=f"plan-{self.num_plans}/plan.json" if self.num_plans else None,
+            code_version=self._code_version,
+            notice=self._notice,
+        )
 
     def begin(self, known: JobsToRecord, *, key: str, devices: Sequence[str], num_trials: int) -> None:
         """Opens the batch's run, or resumes it.
@@ -175,8 +178,7 @@ class MlflowWriter:
             self._journal.remove(f"run:{name}")
             if record.model_uri:
                 self._journal.write_job(name, model_uri=None)
-        for job in self._known.jobs.values():
-            self._ancestry.forget(job)
+        self._models.forget_ancestors()
         self._journal.remove("run")  # at last: a process that dies before does all of it again
 
     def write(self, event: ExecutionEvent, *, at_ms: int) -> None:
@@ -295,7 +297,7 @@ class MlflowWriter:
         return [
             JobEnded(record=record)
             for name, record in self._journal.jobs().items()
-            if record.status == JobStatus.DONE and not record.model_uri and self._like(name) in self._known.preflights
+            if record.status == JobStatus.DONE and not record.model_uri and self._known.preflight(record)
         ]
 
     def _job_run(self, name: str) -> str:
@@ -306,15 +308,16 @@ class MlflowWriter:
                 raise LedgerError(f"job {name} is not recorded: the batch's own run could not be opened")
             run_id = self.ledger.start_job(batch_run, name, params=self._params(name), tags=self._tags(name))
             self._running.add(name)
-            rows = [profile_row(profile) for profile in self._known.profiles.get(self._like(name), ())]
-            if rows:
+            like = self._known.like(self._record(name))
+            if rows := [profile_row(profile) for profile in self._known.profiles.get(like, ())]:
                 self.ledger.write_table(run_id, PROFILES, rows)
             self._journal.put(f"run:{name}", run_id)
         return run_id
 
     def _params(self, name: str) -> dict[str, Any]:
-        preflight = self._known.preflights.get(self._like(name))
-        return job_params(self._job(name), columns=dict(preflight.data.get("columns", ())) if preflight else {})
+        record = self._record(name)
+        preflight = self._known.preflight(record)
+        return job_params(self._known.job(record), columns=dict(preflight.data.get("columns", ())) if preflight else {})
 
     def _tags(self, name: str) -> dict[str, str]:
         tags = {"ringmaster.job": name}
@@ -338,15 +341,6 @@ class MlflowWriter:
         """Ends what follows the records."""
         for listener in self._listeners:
             listener.close()
-
-    def _job(self, name: str) -> Job:
-        """Returns the current definition of a job, which may have been a placeholder."""
-        record = self._record(name)
-        return record.of(record.settled_job or self._known.jobs[name])
-
-    def _like(self, name: str) -> str:
-        """Returns the job whose preflight and profiles hold for a job: usually the job itself."""
-        return self._record(name).like or name
 
     def _record(self, name: str) -> JobRecord:
         return self._journal.job(name) or JobRecord(name=name)
@@ -393,119 +387,11 @@ class MlflowWriter:
         ]
 
     def _end_job(self, event: JobEnded) -> None:
-        run_id = self._job_run(event.job)
-        record = event.record
-        if record.status != JobStatus.DONE:
-            how, status = NOT_DONE.get(record.status, ("Failed", "FAILED"))
-            self.ledger.set_note(run_id, f"**{how}**: {markdown(record.message)}")
-            self.ledger.set_tags(run_id, {REASON: record.message})
-            self.ledger.finish_run(run_id, status)
+        record, run_id = event.record, self._job_run(event.job)
+        if record.status == JobStatus.DONE:
+            self._models.write(record, run_id)
             return
-        if (url := self._paths(record).model_url(event.job)) is not None:
-            fetch_model(url, record.model_folder)
-        ancestry, was_recorded = self._ancestry, bool(self._record(event.job).model_uri)
-        model = self._record_model(record, run_id, ancestry=ancestry)
-        self._journal.write_job(event.job, model_uri=model.uri)
-        self.ledger.set_note(run_id, self._job_note(record, model))
-        self.ledger.finish_run(run_id)
-        job = self._job(event.job)
-        components = {name: prefix for hook in record_hooks() for name, prefix in hook.components(job).items()}
-        self._keep(model, record.model_folder, components=components)
-        for name, other in self._journal.jobs().items():  # jobs that continue from it, and have ended before
-            if not was_recorded and other.model_uri and ancestry.continued_job(name) == event.job:
-                self._record_model(other, self._job_run(name), ancestry=ancestry)
-        if ancestry.lost:  # then the event is written again when the batch is resumed
-            raise LedgerError("; ".join(ancestry.lost.values()))
-
-    def _record_model(self, record: JobRecord, run_id: str, *, ancestry: Ancestry) -> ModelRecord:
-        job, preflight = self._job(record.name), self._known.preflights[self._like(record.name)]
-        parents = ancestry.parents(job)
-        data = preflight.data
-        if (rows := rows_text(data)) is not None:
-            self.ledger.write_text(run_id, ROWS, rows)
-        chain = self._write_training(record, job, run_id, parents=ancestry.named_parents(job))
-        num_parameters = preflight.facts.num_parameters
-        hooks = [*record_hooks()]
-        paragraphs = [text for hook in hooks for text in hook.paragraphs(job, record)]
-        return self.ledger.record_model(
-            f"{self._batch.name}.{job.name}",
-            run_id=run_id,
-            folder=record.model_folder,
-            kind=kind_of(job, has_parents=bool(parents or ancestry.lost)),
-            parents=[*parents, *ancestry.stores(job)],
-            datasets=dataset_inputs(job.data, data),
-            params={
-                **({"num_parameters": num_parameters} if num_parameters else {}),
-                **({"whole_batch": why} if (why := preflight.facts.whole_batch) else {}),
-                "num_steps": record.step,
-                **({NUM_ROWS: record.num_rows} if record.num_rows is not None else {}),
-                **{key: value for hook in hooks for key, value in hook.params(record).items()},
-            },
-            metrics=record.metrics,
-            description="\n\n".join(filter(None, paragraphs)),
-            origin=self._origin(record, job, started_from=ancestry.first_weights(job), chain=chain),
-        )
-
-    def _write_training(self, record: JobRecord, job: Job, run_id: str, *, parents: Mapping[str, str]) -> str | None:
-        """Writes what the model can be made again from: its job, its parents and the chain of its states.
-
-        Returns the path of the chain, or None where there is none.
-        """
-        folder = str(self._batch.folder)
-        inputs = TrainingInputs(job=job, parents=parents, folder=folder, code_version=self._code_version)
-        self.ledger.write_json(run_id, TRAINING, to_json(inputs))
-        try:
-            chain = read_chain(self._paths(record).checkpoint_dir(job))
-        except ValueError as error:  # the library of a store's protocol is missing here
-            self._notice(f"the states of {job.name} are not recorded: {error}")
-            return None
-        if chain is not None:
-            self.ledger.write_text(run_id, CHAIN, chain.to_text())
-        return None if chain is None else CHAIN
-
-    def _origin(self, record: JobRecord, job: Job, *, started_from: str | None, chain: str | None) -> Origin:
-        segments = self._journal.segments(job.name)
-        spec = segments[-1].spec if segments else None
-        return Origin(
-            job=job.name,
-            batch_run_id=self.run_of(),
-            plan=f"plan-{self.num_plans}/plan.json" if self.num_plans else None,
-            profiles=PROFILES if self._known.profiles.get(job.name) else None,
-            chain=chain,
-            technique=None if spec is None else f"{spec.technique} x{spec.num_devices}",
-            checkpoints=self._paths(record).checkpoint_dir(job),
-            num_steps=record.step,
-            code_version=self._code_version,
-            seed=job.seed,
-            quantized_base=", ".join(job.base_changes.values()) or None,
-            started_from=started_from,
-            retraining=self._batch.retraining or None,
-        )
-
-    def _paths(self, record: JobRecord) -> RunPaths:
-        """Returns the folders of the run, as far as its records need them."""
-        root = self._journal.get(CHECKPOINT_ROOT)
-        return RunPaths(folder=record.model_folder.parents[1], cache_dir=Path(), checkpoint_root=root)
-
-    def _keep(self, model: ModelRecord, folder: Path, *, components: Mapping[str, str] | None) -> None:
-        """Stores a recorded model in the tensor store. A failure is not a fault, as the model is recorded already."""
-        if (store := self.ledger.store) is None:
-            return
-        try:
-            self.ledger.keep_tensors(model, folder, store=store, components=components)
-        except (ValueError, OSError) as error:
-            if isinstance(error, LedgerError) and error.may_pass:
-                raise
-            is_kept = not isinstance(error, (TensorStoreError, LedgerError, OSError))
-            what = "lacks a component" if is_kept else "is not in the tensor store"
-            self._notice(f"{model.registered_name} {what}: {error}")
-
-    def _job_note(self, record: JobRecord, model: ModelRecord) -> str:
-        where = self.ledger.ui_links(run_id=self.run_of(), model=model)
-        text = metrics_text(record.metrics, num_rows=record.num_rows)
-        metrics = markdown(text) or "no metric"
-        made = model_pages.link(f"{model.registered_name} version {model.version}", where["model"])
-        causes = "".join(f"\n\n{markdown(cause)}" for cause in why_undefined(record.metrics))
-        return (
-            f"Held-out: {metrics}{causes}\n\nMade {made} in batch {model_pages.link(self._batch.name, where['run'])}."
-        )
+        how, status = NOT_DONE.get(record.status, ("Failed", "FAILED"))
+        self.ledger.set_note(run_id, f"**{how}**: {markdown(record.message)}")
+        self.ledger.set_tags(run_id, {REASON: record.message})
+        self.ledger.finish_run(run_id, status)

@@ -1,4 +1,4 @@
-"""What is written of a batch: rows of tables, points of metrics, sentences, its data, and the version of the code.
+"""What is written of a batch: rows of tables, telemetry, sentences, its data, and the version of the code.
 
 Device telemetry is named like MLflow's system metrics, so that its UI shows the points there.
 """
@@ -16,7 +16,6 @@ from ringmaster.distribution import own_release
 from ringmaster.model_lineage import model_pages
 from ringmaster.model_lineage.records import DatasetInput, MetricPoint
 from ringmaster.tasks.execution.execution_events import GangReport, PlanUpdate, SegmentEnded
-from ringmaster.tasks.recording.record_hooks import record_hooks
 from ringmaster.tasks.storage.journal import Journal
 from ringmaster.techniques import Job, Profile
 from ringmaster.techniques.data.arrow_files import fingerprint
@@ -25,7 +24,7 @@ from ringmaster.techniques.data.row_source import RowSource
 from ringmaster.techniques.data_source import data_source_of
 from ringmaster.techniques.job_specs import DataSpec
 from ringmaster.techniques.loss import loss_function, options_of
-from ringmaster.techniques.processes.gang_events import DeviceTelemetry, EvaluationReported, Event, Steps
+from ringmaster.techniques.processes.gang_events import DeviceTelemetry
 
 
 def plan_rows(event: PlanUpdate) -> list[dict[str, Any]]:
@@ -53,41 +52,6 @@ def plan_sentence(event: PlanUpdate) -> str:
     """Returns the makespan and the gap of a plan, for the note of a run."""
     gap = "" if event.plan.gap is None else f", at most {event.plan.gap:.1%} above the best plan with these runtimes"
     return f"Planned: **{event.plan.makespan_s:.1f} s**{gap}."
-
-
-def metric_points(event: Event, *, at_ms: int) -> list[MetricPoint]:
-    """Returns the metrics of a gang's event.
-
-    Each point includes its time, so that writing the same points again adds none.
-    """
-    match event:
-        case Steps():
-            now_ms = int(event.wall_s * 1000)
-            rows = list(enumerate(zip(event.losses, event.seconds, strict=True), start=event.first_step + 1))
-            losses = [MetricPoint("train/loss", loss, step, now_ms) for step, (loss, _) in rows]
-            rewards = enumerate(event.rewards, start=event.first_step + 1)
-            losses += [MetricPoint("train/reward", reward, step, now_ms) for step, reward in rewards]
-            losses += [MetricPoint("train/step_s", seconds, step, now_ms) for step, (_, seconds) in rows]
-            of_features = [each for hook in record_hooks() for each in hook.metrics(event).items()]
-            others = [*of_features, *_speed(event).items()]
-            return losses + [MetricPoint(key, value, event.step, now_ms) for key, value in others]
-        case EvaluationReported(part=part) if part is not None:
-            of_part = [each for hook in record_hooks() for each in hook.partial_metrics(event).items()]
-            return [MetricPoint(key, value, event.step, at_ms) for key, value in of_part]
-        case EvaluationReported():
-            return [MetricPoint(f"eval/{key}", value, event.step, at_ms) for key, value in event.metrics.items()]
-        case DeviceTelemetry():
-            return telemetry_points(event)
-        case _:
-            return []
-
-
-def _speed(steps: Steps) -> dict[str, float]:
-    """Returns the speed of reported steps on all devices, tokens without padding, and the peak memory so far."""
-    seconds = sum(steps.seconds)
-    rates = {"train/samples_per_s": steps.num_samples, "train/tokens_per_s": steps.num_tokens}
-    result = {key: number / seconds for key, number in rates.items() if number and seconds}
-    return result | ({"train/peak_memory_megabytes": steps.peak_bytes * 1e-6} if steps.peak_bytes else {})
 
 
 def job_params(job: Job, *, columns: Mapping[str, str]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from ringmaster.features.warm_start.job import WarmStart
 from ringmaster.flows import cli
 from ringmaster.flows.lineage.home import LineageHome
 from ringmaster.model_lineage.base_models import record_base
-from ringmaster.tasks.recording.mlflow_writer import CHAIN, TRAINING
+from ringmaster.tasks.recording.model_writer import CHAIN, TRAINING
 from ringmaster.techniques import Adapter
 from ringmaster.techniques.checkpoints.checkpoint import CheckpointFile, folder_of, read_manifest, stored_manifest
 from ringmaster.techniques.checkpoints.storage import MANIFEST, LocalStorage

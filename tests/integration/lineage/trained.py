@@ -10,7 +10,7 @@ from ringmaster.features.reproduction.reproducing import ReproductionOptions, re
 from ringmaster.flows.lineage.home import LineageHome
 from ringmaster.model_lineage import Ledger, Origin
 from ringmaster.model_lineage.records import MetricPoint
-from ringmaster.tasks.recording.mlflow_writer import CHAIN, TRAINING, TrainingInputs
+from ringmaster.tasks.recording.model_writer import CHAIN, TRAINING, TrainingInputs
 from ringmaster.tasks.recording.rows import ROWS, code_version, dataset_inputs, rows_text
 from ringmaster.techniques import DataSpec
 from ringmaster.techniques.checkpoints.chain import read_chain

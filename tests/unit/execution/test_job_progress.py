@@ -7,7 +7,7 @@ from ringmaster.tasks.execution.dispatch import PlannedSegment
 from ringmaster.tasks.execution.execution_events import GangReport, SegmentEnded
 from ringmaster.tasks.execution.job_progress import JobFigures, JobProgress, range_text
 from ringmaster.tasks.execution.step_events import EVERY_S, MAX_PHASES, MAX_STEPS, StepEvents
-from ringmaster.tasks.recording.rows import metric_points
+from ringmaster.tasks.recording.mlflow_writer import metric_points
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.message_store import MessageStore
 from ringmaster.techniques.data import num_tokens_of

@@ -2,7 +2,6 @@
 
 import random
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -28,8 +27,9 @@ from ringmaster.tasks.pool.event_log import BatchEvents, EventLog
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.profiling.search import planning_problem
 from ringmaster.tasks.recording import ancestry, async_recorder
-from ringmaster.tasks.recording.async_recorder import AWAY, AsyncRecorder, PoolRecorder, RetriedWrites
-from ringmaster.tasks.recording.mlflow_writer import JobsToRecord, MlflowWriter
+from ringmaster.tasks.recording.async_recorder import AWAY, AsyncRecorder, PoolRecorder
+from ringmaster.tasks.recording.mlflow_writer import MlflowWriter
+from ringmaster.tasks.recording.model_writer import JobsToRecord
 from ringmaster.tasks.storage.database import Database, file_url
 from ringmaster.tasks.storage.fact_keys import FLOW_RUN_PAGE, UNRECORDED
 from ringmaster.tasks.storage.journal import JobRecord, JobStatus, Journal, SegmentSpec, Variation, begin_jobs
@@ -238,17 +238,6 @@ def test_predictions_do_not_wait_for_mlflow(database):
     assert kinds == ["SegmentStarted", "JobEnded"]
 
 
-def test_a_fault_that_stays_is_told_and_does_not_hold_up_the_rest():
-    insist, done = RetriedWrites(lambda _: None), []
-
-    def refused():
-        raise LedgerError("no such run")
-
-    assert not insist.do(refused)
-    assert insist.do(partial(done.append, 1))
-    assert (insist.faults, done) == (["no such run"], [1])
-
-
 class RefusingLedger(FakeLedger):
     """A ledger that refuses some methods for good, by name."""
 
@@ -259,6 +248,16 @@ class RefusingLedger(FakeLedger):
 
     def _refuse(self, *_, **__):
         raise LedgerError("permission denied")
+
+
+def test_a_fault_that_stays_is_told_and_does_not_hold_up_the_rest(database):
+    ledger = RefusingLedger("write_svg")
+    recorder = AsyncRecorder(ledger, Journal(database, batch=KEY), batch=BATCH)
+    recorder.begin(recorded(), devices=["d"], num_trials=0)
+    for event in [planned(), *story()]:
+        recorder.listen(event)
+    assert recorder.close() == ["permission denied"]
+    check(ledger)
 
 
 def test_a_run_that_mlflow_refuses_is_an_error_before_anything_is_trained(database):
