@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -34,7 +34,7 @@ def with_parameters(
 
 
 def internal(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Returns a decorator of a command with parameters that functions give (`OPTIONS` of features), and no person."""
+    """Returns a decorator of a command with sequences that functions give (`OPTIONS` of features), and no person."""
 
     def without_parameters(command: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(command, eval_str=True)
@@ -43,6 +43,17 @@ def internal(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]
         return command
 
     return without_parameters
+
+
+def with_values(options: Mapping[str, Any], name: str, *values: Any) -> dict[str, Any]:
+    """Returns the parameters of a command with further values of one that functions give: others may have given some.
+
+    Args:
+        options: the parameters.
+        name: one of the names in `internal`, whose value is a sequence.
+        values: the further values.
+    """
+    return {**options, name: (*options.get(name, ()), *values)}
 
 
 UNITS_S = {"d": 86_400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "": 1.0}

@@ -5,7 +5,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -382,12 +382,14 @@ def up(
         typer.Option("--wait", help="Stay until SIGTERM or Ctrl-C, and then end the pool, as a batch job needs it."),
     ] = False,
     as_json: AsJson = False,
-    when_up: Callable[[], object] | None = None,
+    when_up: Sequence[Callable[[], object]] = (),
     **engine_values: Any,
 ) -> None:
     """Start a pool on this machine: Prefect, MLflow, the controller, and this machine as a node; `down` ends it."""
+    from ringmaster.feature_check import refuse_faulty_features
     from ringmaster.flows.services import service_definitions, service_files, up_and_down
 
+    refuse_faulty_features()
     home = settings.home()
     if up_and_down.is_up(home):
         up_and_down.print_states(home)
@@ -416,12 +418,12 @@ def up(
         _show_pool(home, when_up, waits=wait, as_json=as_json)
 
 
-def _show_pool(home: Path, when_up: Callable[[], object] | None, *, waits: bool, as_json: bool) -> None:
+def _show_pool(home: Path, when_up: Sequence[Callable[[], object]], *, waits: bool, as_json: bool) -> None:
     """Does what options of features ask for, and prints a running pool's address; waits for its end if requested."""
     from ringmaster.flows.services import up_and_down
 
-    if when_up is not None:
-        when_up()
+    for call in when_up:
+        call()
     _print_address(home, as_json)
     if waits:
         raise typer.Exit(0 if up_and_down.stay(home) else 1)

@@ -29,7 +29,8 @@ from starlette.routing import BaseRoute, Mount, Route
 
 from ringmaster.distribution import own_release
 from ringmaster.errors import InputError
-from ringmaster.features import modules
+from ringmaster.feature_check import OWN, clash, in_words
+from ringmaster.features import modules_by_package
 from ringmaster.flows.exit_codes import INPUT_FAULT
 from ringmaster.flows.file_permissions import set_umask
 from ringmaster.flows.output import ProcessRole, report_faults
@@ -234,17 +235,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         pool = pool_address()
         if not pool.password:
             raise InputError(["the metrics need the pool's password. To fix: set MLFLOW_TRACKING_PASSWORD"])
+        routes, keyed_routes = routes_of_features(pool, lambda: server.should_exit)
     except InputError as error:
         report_faults(error.faults)
         return INPUT_FAULT
     monitor = PoolMonitor(lambda: Database(pool.database, timeout_s=0.0))
-    routes, keyed_routes = (
-        [route for routes_of in makers for route in routes_of(pool, lambda: server.should_exit)]
-        for makers in (
-            [getattr(module, name) for module in modules("routes") if hasattr(module, name)]
-            for name in ("ROUTES", "KEYED_ROUTES")
-        )
-    )
     app = metrics_app(
         monitor.measurement,
         username=pool.username,
@@ -264,6 +259,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         over.set()
         monitor.close()
     return 1 if failed.is_set() else 0
+
+
+def routes_of_features(pool: Any, is_ending: Callable[[], bool]) -> tuple[list[BaseRoute], list[BaseRoute]]:
+    """Returns the routes of features behind the pool's password, and those that check keys of their own.
+
+    Raises InputError where two have one path: of these, the first one would answer, also to what the other protects.
+    """
+    every: dict[str, list[BaseRoute]] = {"ROUTES": [], "KEYED_ROUTES": []}
+    taken = dict.fromkeys((METRICS_PATH, HEALTH_PATH), OWN)
+    for name, routes in every.items():
+        for package, module in modules_by_package("routes").items():
+            own = list(getattr(module, name)(pool, is_ending)) if hasattr(module, name) else []
+            for path in (getattr(route, "path", "") for route in own):
+                if (other := taken.setdefault(path, package)) != package:
+                    raise InputError([in_words(clash("HTTP route", path, other, package))])
+            routes += own
+    return every["ROUTES"], every["KEYED_ROUTES"]
 
 
 def _sample(monitor: PoolMonitor, server: uvicorn.Server, over: threading.Event, failed: threading.Event) -> None:

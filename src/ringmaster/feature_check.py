@@ -32,13 +32,18 @@ def feature_findings() -> tuple[Finding, ...]:
 def refuse_faulty_features() -> None:
     """Raises InputError with all faults of the features of installed distributions."""
     if faults := feature_findings():
-        raise InputError([f"{each.message}. To fix: {each.remedy}" for each in faults])
+        raise InputError(map(in_words, faults))
 
 
 def refuse_faulty_modules(kind: str) -> None:
     """Raises InputError where the module of a kind of an installed feature has a fault."""
     if faults := [fault for package in features.installed_packages() for fault in examined(package, kind)[1]]:
-        raise InputError([f"{each.message}. To fix: {each.remedy}" for each in faults])
+        raise InputError(map(in_words, faults))
+
+
+def in_words(fault: Finding) -> str:
+    """Returns a fault of features as a line."""
+    return f"{fault.message}. To fix: {fault.remedy}"
 
 
 def clash(what: str, name: str, first: FeaturePackage, second: FeaturePackage) -> Finding:

@@ -83,7 +83,9 @@ def installed_entries(entry_point_group: str) -> tuple[InstalledEntry, ...]:
 @cache
 def installed(entry_point_group: str) -> dict[str, str]:
     """Returns the dotted names of `installed_entries` by the names of these; the first where several have one name."""
-    return {entry.name: entry.value for entry in reversed(installed_entries(entry_point_group))}
+    entries = installed_entries(entry_point_group)
+    names = dict.fromkeys(entry.name for entry in entries)
+    return {**names, **{entry.name: entry.value for entry in reversed(entries)}}
 
 
 def find(kind: str, name: str, paths: Mapping[str, str]) -> str:

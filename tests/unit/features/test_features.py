@@ -8,6 +8,8 @@ from ringmaster import features
 from ringmaster.errors import InputError
 from ringmaster.feature_check import feature_findings, refuse_faulty_features, refuse_faulty_modules
 from ringmaster.feature_hooks import HOOKS, OF_PROCESSES
+from ringmaster.flows.commands.parameters import with_values
+from ringmaster.flows.services import metrics_server
 from ringmaster.tasks.batch import Batch
 from ringmaster.techniques.job_features import feature_of
 from tests.unit.features.installed import install, installed
@@ -164,6 +166,43 @@ def test_a_feature_that_cannot_be_used_is_refused_with_its_distribution_and_left
             Batch.of(name="b", jobs=[])
     assert any(problem in str(fault) for fault in refused.value.faults)
     assert "pages" not in modules or "the feature alpha (distribution alpha) is left out" in caplog.text
+
+
+ROUTES = """
+from starlette.routing import Route
+def own(pool, is_ending):
+    return [Route("{path}", print)]
+{name} = own
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "what"), [("/own", "ROUTES", "is of alpha (dist"), ("/metrics", "KEYED_ROUTES", "of Ringmaster")]
+)
+def test_a_route_of_another_feature_or_of_ringmaster_is_refused(path, name, what, tmp_path):
+    text = {"routes": ROUTES.format(path=path, name=name)}
+    with (
+        installed(tmp_path, {"alpha": text, "beta": text}),
+        pytest.MonkeyPatch.context() as patch,
+        pytest.raises(InputError, match="HTTP route") as refused,
+    ):
+        own = {each: each.module("routes") for each in features.installed_packages()}
+        patch.setattr(metrics_server, "modules_by_package", lambda kind: own)
+        metrics_server.routes_of_features(None, lambda: False)
+    assert what in str(refused.value)
+
+
+def test_options_of_two_features_give_a_command_what_both_have():
+    given = []
+
+    def up(when_up=()):
+        given.extend(when_up)
+
+    def with_own(command, value):
+        return lambda **options: command(**with_values(options, "when_up", value))
+
+    with_own(with_own(up, 1), 2)()
+    assert given == [2, 1]
 
 
 def test_a_process_that_trains_refuses_a_faulty_module_of_its_own(tmp_path):

@@ -38,10 +38,10 @@ def test_a_quota_that_cannot_grow_is_refused(tmp_path, option, says):
     assert says in str(error)
 
 
-def started(when_up=None):
+def started(when_up=()):
     """A command that has a pool up at once."""
-    if when_up is not None:
-        when_up()
+    for call in when_up:
+        call()
 
 
 def test_quotas_are_set_once_the_pool_is_up(tmp_path, monkeypatch):

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from ringmaster.feature_hooks import HOOKS
+
 ROOT = Path(__file__).parents[3]
 IMPORT_ROOT = "ringmaster"
 PACKAGES = ("flows", "tasks", "techniques", "model_lineage")
@@ -334,6 +336,16 @@ def test_no_module_of_the_packages_names_a_feature():
     assert [f"{i.file}:{i.line} {i.module}" for i in imports_here() if names_a_feature(i)] == []
 
 
+def read_lists(table: str) -> set[tuple[str, str]]:
+    """The kinds of modules and the lists in the table for authors of features; a row without a kind has that above."""
+    result, kind = set(), ""
+    for row in table.splitlines()[2:]:
+        first, lists = row.split("|")[1:3]
+        kind = first.strip().strip("`").removesuffix(".py") or kind
+        result |= {(kind, name) for name in re.findall(r"`([A-Z]+(?:_[A-Z]+)*)`", lists)}
+    return result
+
+
 def test_each_page_for_engineers_names_the_modules_of_features_that_are_imported_and_their_lists():
     of_packages = [file for package in PACKAGES for file in (ROOT / package).rglob("*.py")]
     texts = [file.read_text() for file in (*of_packages, *(ROOT / FEATURES).glob("*/*.py"))]
@@ -349,6 +361,7 @@ def test_each_page_for_engineers_names_the_modules_of_features_that_are_imported
     names = set(re.findall(r"`([A-Z]+(?:_[A-Z]+)*)`", table))
     for name in names:
         assert any(re.search(rf"^{name}\b.* = ", text, re.MULTILINE) for text in texts), f"no feature lists {name}"
+    assert {(kind, name) for kind, lists in HOOKS.items() for name in lists} == read_lists(table)
     read = r"""\b(?:listed\("\w+", |getattr\((?:module|source), )"([A-Z_]+)\""""
     assert set(re.findall(read, "\n".join(texts))) - names == set()
 

@@ -8,7 +8,7 @@ import typer
 
 from ringmaster.codec import to_json
 from ringmaster.errors import InputError, raise_faults
-from ringmaster.flows.commands.parameters import with_parameters
+from ringmaster.flows.commands.parameters import with_parameters, with_values
 from ringmaster.flows.output import AsJson, print_result
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def with_quotas(command: Callable[..., None]) -> Callable[..., None]:
 
     def limited(*, quota: list[str] | None, **options: Any) -> None:
         changes = _changes(quota or ())
-        command(**options, when_up=partial(_set, changes) if changes else None)
+        command(**with_values(options, "when_up", *([partial(_set, changes)] if changes else [])))
 
     option = typer.Option(
         metavar="USER:N|SHARE%",
@@ -97,7 +97,7 @@ def with_more_quotas(command: Callable[..., None]) -> Callable[..., None]:
 
         texts = map(_more, add_quota or ())
         changes = [MoreQuota(user=user, num_devices=num, taken_from=other) for user, num, other in texts]
-        command(**options, changes=changes)
+        command(**with_values(options, "changes", *changes))
 
     option = typer.Option(
         metavar="USER:N[:OTHER]", help="Let a user hold N more devices at a time, and another N less."
