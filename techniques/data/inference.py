@@ -138,7 +138,7 @@ def with_options_of_data(job: Job, *, saved: Mapping[str, Any] | None = None) ->
 def with_loss_of(job: Job, *folders: Path) -> Job:
     """Returns a job of an evaluation with the loss of the first model that has one, where the job names none.
 
-    The output of a model means what its loss makes of it, such as the similarities of late interaction. Data of
+    The output of a model means what its loss makes of it, such as similarities of texts. Data of
     another kind than the model was trained on does not suit its loss, and is read by the usual loss of its kind, or
     by the model's own.
 
