@@ -20,9 +20,9 @@ from typing import Any
 from ringmaster.tasks.cluster import Cluster, detect
 from ringmaster.tasks.profiling.group_layouts import ONE_DEVICE, Group, classes
 from ringmaster.tasks.profiling.group_search import GroupSearch, group_searches
-from ringmaster.tasks.profiling.preflight_runs import TrialEnvironment
+from ringmaster.tasks.profiling.preflight_runs import GangEnvironment
 from ringmaster.tasks.profiling.profile_store import ProfileStore, speed_key
-from ringmaster.tasks.profiling.stage import TrialPolicy, profile_jobs
+from ringmaster.tasks.profiling.stage import ProfilingPolicy, profile_jobs
 from ringmaster.tasks.profiling.trials import run_wave
 from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, Job, ModelSpec, OptimizerSpec, Profile
 from ringmaster.techniques.processes.forkserver_client import ForkServer
@@ -41,18 +41,23 @@ def main() -> None:
     jobs = [job_of(i, options) for i in range(options.jobs)]
     cluster = detect({"cpu": options.devices})
     with ForkServer(preload=["transformers:LlamaForCausalLM"]) as server, tempfile.TemporaryDirectory() as folder:
-        environment = TrialEnvironment(server=server, devices=cluster.devices, cache_dir=Path(folder))
+        environment = GangEnvironment(server=server, devices=cluster.devices, cache_dir=Path(folder))
         print(json.dumps(compare(jobs, environment=environment, sizes=options.sizes, cluster=cluster)))
 
 
 def compare(
-    jobs: Sequence[Job], *, environment: TrialEnvironment, sizes: Sequence[int], cluster: Cluster
+    jobs: Sequence[Job], *, environment: GangEnvironment, sizes: Sequence[int], cluster: Cluster
 ) -> list[dict[str, float]]:
     """Returns for each size the seconds of a step, of the start and of the end, and bytes; predicted and measured."""
     kept: dict[str, Any] = {}
     known = ProfileStore(find=lambda names: {name: kept[name] for name in names if name in kept}, keep=kept.__setitem__)
     profiled = profile_jobs(
-        jobs, environment=environment, cluster=cluster, profile_store=known, notice=tell, policy=TrialPolicy.THOROUGH
+        jobs,
+        environment=environment,
+        cluster=cluster,
+        profile_store=known,
+        notice=tell,
+        policy=ProfilingPolicy.THOROUGH,
     )
     preflights = profiled.preflights
     keys = {
@@ -65,7 +70,7 @@ def compare(
     return [row_of(search, members[:size], environment=environment, is_fitted=size in tried) for size in sizes]
 
 
-def row_of(search: GroupSearch, group: Group, *, environment: TrialEnvironment, is_fitted: bool) -> dict[str, float]:
+def row_of(search: GroupSearch, group: Group, *, environment: GangEnvironment, is_fitted: bool) -> dict[str, float]:
     """Returns the row of one size; is_fitted: whether the prediction is based on a measurement of this size."""
     predicted = search.laws.profile(group, is_measured=False)
     trial = search.trial(group)

@@ -37,7 +37,7 @@ from benchmarks.page import write_section
 from ringmaster.codec import to_json
 from ringmaster.tasks.batch.batch import parse_batch
 from ringmaster.tasks.cluster import detect
-from ringmaster.tasks.profiling.preflight_runs import TrialEnvironment, preflight_jobs, slots_of
+from ringmaster.tasks.profiling.preflight_runs import GangEnvironment, preflight_jobs, slots_of
 from ringmaster.techniques import Adapter, Job, registry
 from ringmaster.techniques.estimates.device_rates import in_children
 from ringmaster.techniques.preflight_result import Candidate
@@ -138,7 +138,7 @@ def compare(
         for name in preload:
             pkgutil.resolve_name(name)  # once, and not in each rank
         with ForkServer(preload=preload) as server:
-            environment = TrialEnvironment(server=server, devices=cluster.devices, cache_dir=Path(folder) / "cache")
+            environment = GangEnvironment(server=server, devices=cluster.devices, cache_dir=Path(folder) / "cache")
             for job in every:
                 started_s = time.monotonic()
                 found, faults = preflight_jobs([job], environment=environment, cluster=cluster, notice=lambda _: None)
@@ -166,7 +166,7 @@ def compare(
     return rows
 
 
-def measured(job: Job, data: Mapping[str, Any], candidate: Candidate, environment: TrialEnvironment) -> Row | None:
+def measured(job: Job, data: Mapping[str, Any], candidate: Candidate, environment: GangEnvironment) -> Row | None:
     """Trains some steps under an option; returns the seconds of one, and outside the steps, without other load."""
     with TemporaryDirectory() as folder:
         order = GangOrder(

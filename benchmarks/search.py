@@ -25,9 +25,9 @@ from typing import Any
 from benchmarks.page import write_section
 from ringmaster.codec import digest, from_json, to_json
 from ringmaster.tasks.cluster import detect
-from ringmaster.tasks.profiling.preflight_runs import TrialEnvironment, preflight_jobs
-from ringmaster.tasks.profiling.search import ConfigSearch, FailedTrial, Result, quickest_looking_first, worthwhile
-from ringmaster.tasks.profiling.trials import Trial, run_wave
+from ringmaster.tasks.profiling.preflight_runs import GangEnvironment, preflight_jobs
+from ringmaster.tasks.profiling.search import ConfigSearch, ProfilingFailure, Result, quickest_looking_first, worthwhile
+from ringmaster.tasks.profiling.trials import ProfilingTrial, run_wave
 from ringmaster.techniques import DataSpec, Job, ModelSpec, Profile
 from ringmaster.techniques.preflight_result import Candidate
 from ringmaster.techniques.processes.forkserver_client import ForkServer
@@ -88,7 +88,7 @@ def measure(num_rounds: int) -> list[Row]:
     cluster, rows = detect({"cpu": 2}), []
     preload = tuple({f"transformers:{job.model.architecture}" for job in JOBS})
     with TemporaryDirectory() as folder, ForkServer(preload=preload) as server:
-        environment = TrialEnvironment(server=server, devices=cluster.devices, cache_dir=Path(folder))
+        environment = GangEnvironment(server=server, devices=cluster.devices, cache_dir=Path(folder))
         for job in JOBS:
             named = replace(job, name="job")
             preflights, faults = preflight_jobs(
@@ -99,7 +99,7 @@ def measure(num_rounds: int) -> list[Row]:
             mine = [{"job": job.name, "candidate": to_json(c), "seconds": []} for c in preflight.candidates]
             for _ in range(num_rounds):
                 for row, candidate in zip(mine, preflight.candidates, strict=True):
-                    trial = Trial(key=KEY, job=named, data=preflight.data, candidate=candidate)
+                    trial = ProfilingTrial(key=KEY, job=named, data=preflight.data, candidate=candidate)
                     result = run_wave(environment, [trial])[KEY.fingerprint]
                     row["seconds"].append(result.step_s if isinstance(result, Profile) else None)
             for row in mine:
@@ -139,7 +139,7 @@ def replay(rows: Sequence[Row]) -> tuple[float, float, int]:
 
 def _result(candidate: Candidate, seconds: float | None) -> Result:
     if seconds is None:
-        return FailedTrial(kind="failed", message="it failed when the table was made")
+        return ProfilingFailure(kind="failed", message="it failed when the table was made")
     return Profile(
         technique=candidate.technique,
         config=candidate.config,

@@ -25,7 +25,7 @@ from typing import Any
 from benchmarks.page import write_section
 from ringmaster.codec import from_json
 from ringmaster.tasks.cluster import detect
-from ringmaster.tasks.profiling.preflight_runs import TrialEnvironment, preflight_jobs, slots_of
+from ringmaster.tasks.profiling.preflight_runs import GangEnvironment, preflight_jobs, slots_of
 from ringmaster.techniques import DataSpec, Job, ModelSpec, registry
 from ringmaster.techniques.data import PreparedData
 from ringmaster.techniques.estimates.device_rates import in_children
@@ -68,7 +68,7 @@ def measure(num_rounds: int) -> list[dict[str, Any]]:
     cluster, rows = detect({"cpu": 2}), []
     preload = tuple(f"transformers:{model.architecture}" for model in MODELS.values())
     with TemporaryDirectory() as folder, ForkServer(preload=preload) as server:
-        environment = TrialEnvironment(server=server, devices=cluster.devices, cache_dir=Path(folder))
+        environment = GangEnvironment(server=server, devices=cluster.devices, cache_dir=Path(folder))
         for number, (name, model) in enumerate(MODELS.items()):
             job = Job(
                 name="job",
@@ -100,7 +100,7 @@ def _candidate(preflight: Preflight) -> Candidate:
 
 
 def _order(
-    job: Job, preflight: Preflight, config: dict[str, Any], folder: Path, environment: TrialEnvironment
+    job: Job, preflight: Preflight, config: dict[str, Any], folder: Path, environment: GangEnvironment
 ) -> GangOrder:
     return GangOrder(
         purpose=TRIAL,

@@ -100,14 +100,14 @@ def prediction(options: argparse.Namespace, _: object) -> list[dict]:
     from benchmarks.adapters.jobs import TINY, Size, jobs_on, save_base
     from benchmarks.groups import compare
     from ringmaster.tasks.cluster import detect
-    from ringmaster.tasks.profiling.preflight_runs import TrialEnvironment
+    from ringmaster.tasks.profiling.preflight_runs import GangEnvironment
     from ringmaster.techniques.processes.forkserver_client import ForkServer
 
     size, num, ranks, sizes = (TINY, 4, (4,), [2, 3]) if options.tiny else (Size(), 24, (4, 8), [2, 4, 8, 12, 16, 24])
     cluster = detect({"cpu": len(os.sched_getaffinity(0))})
     with ForkServer() as server, tempfile.TemporaryDirectory() as folder:
         jobs = jobs_on(save_base(Path(folder), size), size, num=num, steps=ENDLESS, ranks=ranks)
-        environment = TrialEnvironment(server=server, devices=cluster.devices, cache_dir=Path(folder))
+        environment = GangEnvironment(server=server, devices=cluster.devices, cache_dir=Path(folder))
         return compare(jobs, environment=environment, sizes=sizes, cluster=cluster)
 
 

@@ -100,14 +100,14 @@ def compare(arguments):
     # Preflight and ranks import the factories.
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     from ringmaster.tasks.cluster import detect, gpus
-    from ringmaster.tasks.profiling.preflight_runs import TrialEnvironment, preflight_order, run_preflight
+    from ringmaster.tasks.profiling.preflight_runs import GangEnvironment, preflight_order, run_preflight
     from ringmaster.techniques.estimates.device_rates import in_children
     from ringmaster.techniques.processes.forkserver_client import ForkServer
 
     torch.set_num_threads(1)  # a child that is forked from several threads waits for the others
     cluster, rows = detect({"gpu": 1} if gpus() else {"cpu": 1}), []
     with tempfile.TemporaryDirectory() as folder, ForkServer(preload=()) as server:
-        environment = TrialEnvironment(server=server, devices=cluster.devices, cache_dir=Path(folder) / "cache")
+        environment = GangEnvironment(server=server, devices=cluster.devices, cache_dir=Path(folder) / "cache")
         for job in jobs(is_tiny=arguments.tiny):
             if arguments.only and job.name not in arguments.only:
                 continue

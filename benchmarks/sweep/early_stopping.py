@@ -25,7 +25,7 @@ from random import Random
 from typing import Any
 
 from benchmarks.page import write_section
-from ringmaster.tasks.sweeping.early_stopping import StoppingPolicy, TrialState
+from ringmaster.tasks.sweeping.early_stopping import StoppingPolicy, SweepTrial
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "sweeps.json"
@@ -142,12 +142,12 @@ def replayed(policy: StoppingPolicy, curves: Sequence[Curve]) -> tuple[float, fl
     return num_trained(trials) / (len(curves) * NUM_STEPS), won / min(last.values()) - 1
 
 
-def num_trained(trials: Sequence[TrialState]) -> int:
+def num_trained(trials: Sequence[SweepTrial]) -> int:
     """Returns how many steps were trained."""
     return sum(max(trial.scores, default=0) for trial in trials)
 
 
-def played(policy: StoppingPolicy, curves: Sequence[Curve]) -> Iterator[list[TrialState]]:
+def played(policy: StoppingPolicy, curves: Sequence[Curve]) -> Iterator[list[SweepTrial]]:
     """Yields the states of the trials after each time that the policy was asked.
 
     Trials continue one evaluation at a time, those that were started first first, `NUM_SLOTS` of them side by side.
@@ -160,7 +160,7 @@ def played(policy: StoppingPolicy, curves: Sequence[Curve]) -> Iterator[list[Tri
         for number in running:
             steps[number] = min(steps[number] + every, goals[number])
         trials = [
-            TrialState(
+            SweepTrial(
                 name=str(n),
                 total=NUM_STEPS,
                 goal=goals[n],

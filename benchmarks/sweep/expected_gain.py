@@ -26,7 +26,7 @@ from benchmarks.page import write_section
 from benchmarks.sweep.early_stopping import NUM_STEPS, num_trained, played, trained_curves
 from ringmaster.features.expected_gain.estimate import MIN_FINALS, ExpectedGain
 from ringmaster.features.expected_gain.sweep import DEFAULT_GAIN, gain_of
-from ringmaster.tasks.sweeping.early_stopping import StoppingPolicy, TrialState
+from ringmaster.tasks.sweeping.early_stopping import StoppingPolicy, SweepTrial
 from ringmaster.tasks.sweeping.ranking import Ranking
 from ringmaster.tasks.sweeping.sampling import RANDOM, TPE, ProposedTrial, propose
 from ringmaster.tasks.sweeping.space import Range
@@ -90,13 +90,13 @@ def simulated(divisor: int) -> Iterator[tuple[str, list[list[SimulatedMoment]]]]
         yield f"digits, {policy}", [moments(each, sampler=RANDOM) for each in states]
 
 
-def in_order(losses: Sequence[float]) -> Iterator[list[TrialState]]:
+def in_order(losses: Sequence[float]) -> Iterator[list[SweepTrial]]:
     """Yields the states of trials that are trained one after another to their ends."""
     for num in range(1, len(losses) + 1):
         yield [
-            TrialState(name=str(n), total=NUM_STEPS, goal=NUM_STEPS, scores={NUM_STEPS: -loss}, has_ended=True)
+            SweepTrial(name=str(n), total=NUM_STEPS, goal=NUM_STEPS, scores={NUM_STEPS: -loss}, has_ended=True)
             if n < num
-            else TrialState(name=str(n), total=NUM_STEPS)
+            else SweepTrial(name=str(n), total=NUM_STEPS)
             for n, loss in enumerate(losses)
         ]
 
@@ -113,7 +113,7 @@ def proposed_losses(seed: int) -> list[float]:
     return [-trial.targets[0] for trial in trials if trial.targets]
 
 
-def moments(states: Iterator[list[TrialState]], *, sampler: str) -> list[SimulatedMoment]:
+def moments(states: Iterator[list[SweepTrial]], *, sampler: str) -> list[SimulatedMoment]:
     """Returns the moments of a sweep after each `EVERY` ended trials, and its end."""
     spec = SweepSpec(
         name="simulated",
@@ -134,7 +134,7 @@ def moments(states: Iterator[list[TrialState]], *, sampler: str) -> list[Simulat
             seen = num_ended
             progress = SweepProgress(
                 spec=spec,
-                trials=[TrialState(**{**vars(trial), "name": names[i]}) for i, trial in enumerate(trials)],
+                trials=[SweepTrial(**{**vars(trial), "name": names[i]}) for i, trial in enumerate(trials)],
                 reports={names[i]: {NUM_STEPS: {"loss": -score}} for i, score in finals.items()},
                 done=frozenset(names[i] for i in finals),
                 device_s=0.0,

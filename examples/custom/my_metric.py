@@ -31,12 +31,12 @@ class CalibrationGap(Metric):
             return None
         counted = labels != IGNORED
         confidence, predicted = logits.float().softmax(-1).max(-1)
-        found = {
+        sums = {
             "confidence": confidence * counted,
             "correct": (predicted == labels) & counted,
             "predicted": counted,
         }
-        return {name: each.reshape(len(each), -1).sum(1) for name, each in found.items()}
+        return {name: each.reshape(len(each), -1).sum(1) for name, each in sums.items()}
 
     def value(self, sums: Mapping[str, Any]) -> Any:
         """Returns the metric of the totals."""

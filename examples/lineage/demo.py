@@ -85,31 +85,31 @@ def a_complaint_comes_from_the_field() -> None:
     chapter("A complaint", "The model in 8 bits goes into the field, and is tested on digits that nobody has touched.")
     code, _ = ringmaster("promote", "family.pocket", "--why", "the first release")
     expect(code == 0, "family.pocket serves")
-    code, said = ringmaster("evaluate", "family.pocket", "--data", TRUSTED, "--tests", TESTS)
-    expect(code == 1 and "NO" in said, "it does not read the digits that it should")
+    code, output = ringmaster("evaluate", "family.pocket", "--data", TRUSTED, "--tests", TESTS)
+    expect(code == 1 and "NO" in output, "it does not read the digits that it should")
 
 
 def which_adaptation_broke_it() -> str:
     """Returns the name of the model that bisect identifies."""
     chapter("Which adaptation broke it?", "As `git bisect` does with commits, along the models that it came from.")
     test = f"ringmaster evaluate --no-record --data {TRUSTED} --tests {TESTS}"
-    code, said = ringmaster("lineage", "bisect", "family.pocket", "--test", test, quiet=True)
-    culprit = said.strip().splitlines()[-1].split(" ")[0] if said.strip() else ""
+    code, output = ringmaster("lineage", "bisect", "family.pocket", "--test", test, quiet=True)
+    culprit = output.strip().splitlines()[-1].split(" ")[0] if output.strip() else ""
     expect(code == 0 and culprit == "family.school/1", "bisect names the poisoned adaptation: family.school")
-    expect("on school" in said, "and the data that it was trained on")
+    expect("on school" in output, "and the data that it was trained on")
     return culprit or "family.school/1"
 
 
 def what_else_it_reached(culprit: str) -> None:
     """Lists every descendant of the culprit, and those in production."""
     chapter("What else has it reached?", "Every descendant of the model, and of the data, and which of them serve.")
-    code, said = ringmaster("lineage", "impact", culprit)
+    code, output = ringmaster("lineage", "impact", culprit)
     expect(
-        code == 0 and "family.student/1" in said and "family.pocket/1" in said,
+        code == 0 and "family.student/1" in output and "family.pocket/1" in output,
         "its descendants are the student and the pocket model",
     )
-    expect("family.bank" not in said and "family.post" not in said, "and none of its siblings")
-    expect("In production (champion): family.pocket/1" in said, "of which family.pocket serves")
+    expect("family.bank" not in output and "family.post" not in output, "and none of its siblings")
+    expect("In production (champion): family.pocket/1" in output, "of which family.pocket serves")
     reached = json.loads(ask("lineage", "impact", "school", "--data", "--json"))
     expect(reached["num_models"] == 3, "the poisoned data has reached three models")
 
@@ -120,9 +120,10 @@ def who_may_serve(culprit: str) -> None:
         "Who may serve?", "A policy: better than the base, no digit that loses more than a tenth, and the tests pass."
     )
     by = ["--policy", POLICY, "--data", TRUSTED, "--against", "family.base"]
-    code, said = ringmaster("promote", culprit, *by)
+    code, output = ringmaster("promote", culprit, *by)
     expect(
-        code == 1 and "fail" in said and "digit=1" in said, "promotion refuses the poisoned model, with every reason"
+        code == 1 and "fail" in output and "digit=1" in output,
+        "promotion refuses the poisoned model, with every reason",
     )
     code, _ = ringmaster("promote", "family.bank", *by)
     expect(code == 0, "and promotes its clean sibling")
@@ -131,8 +132,8 @@ def who_may_serve(culprit: str) -> None:
 def the_family_tree() -> None:
     """Shows the tree as text, and draws it."""
     chapter("The family", "")
-    code, said = ringmaster("lineage", "show", "family.base")
-    expect(code == 0 and all(f"family.{name}/1" in said for name in FAMILY), "all of the family is in the tree")
+    code, output = ringmaster("lineage", "show", "family.base")
+    expect(code == 0 and all(f"family.{name}/1" in output for name in FAMILY), "all of the family is in the tree")
     picture = HOME / "family.svg"
     code, _ = ringmaster("lineage", "export", "--format", "svg", "-o", str(picture))
     expect(code == 0 and picture.is_file(), f"its picture is {picture}")
@@ -184,8 +185,8 @@ def ask(*arguments: str) -> str:
 
 def program() -> str:
     """Returns the `ringmaster` of this Python's environment, else the one on the path."""
-    beside = Path(sys.executable).parent / "ringmaster"
-    return str(beside) if beside.exists() else "ringmaster"
+    executable = Path(sys.executable).parent / "ringmaster"
+    return str(executable) if executable.exists() else "ringmaster"
 
 
 def environment() -> dict[str, str]:

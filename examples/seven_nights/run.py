@@ -33,7 +33,7 @@ Answer = dict[str, Any]
 class Expectation:
     """An expectation of a retraining run's result."""
 
-    said: str
+    title: str
     holds: Callable[[Answer], bool]
 
 
@@ -77,10 +77,10 @@ def put(path: str, content: str) -> None:
 
 def say(*, rate_of_notes: str = "") -> None:
     """Writes the retraining file, optionally with a mistyped learning rate of `notes`."""
-    said = (HERE / "retraining.yaml").read_text()
+    text = (HERE / "retraining.yaml").read_text()
     if rate_of_notes:
-        said = said.replace("    job: *job\n", f"    job: {{<<: *job, optimizer: {{lr: {rate_of_notes}}}}}\n", 1)
-    (HOME / "retraining.yaml").write_text(said)
+        text = text.replace("    job: *job\n", f"    job: {{<<: *job, optimizer: {{lr: {rate_of_notes}}}}}\n", 1)
+    (HOME / "retraining.yaml").write_text(text)
 
 
 def first_data() -> None:
@@ -108,8 +108,8 @@ def mistyped() -> None:
 
 def due(*names: str) -> Expectation:
     """Expects exactly these models to be due."""
-    said = f"due: {', '.join(names) or 'nothing'}"
-    return Expectation(said, lambda answer: {m["model"] for m in answer["models"] if m["is_due"]} == set(names))
+    title = f"due: {', '.join(names) or 'nothing'}"
+    return Expectation(title, lambda answer: {m["model"] for m in answer["models"] if m["is_due"]} == set(names))
 
 
 def outcome(name: str, *outcomes: str) -> Expectation:
@@ -236,7 +236,7 @@ def main() -> int:
             for expectation in night.expected:
                 is_so = expectation.holds(answer)
                 num_wrong += not is_so
-                console.print(f"  {'as expected' if is_so else '[red]NOT as expected[/]'}: {expectation.said}")
+                console.print(f"  {'as expected' if is_so else '[red]NOT as expected[/]'}: {expectation.title}")
         console.rule("the last night again")
         again = retrained(at_s)
         is_so = bool(again.get("was_over")) and again["models"] == answer["models"]

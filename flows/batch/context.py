@@ -23,7 +23,7 @@ from ringmaster.tasks.cluster import Cluster, detect
 from ringmaster.tasks.execution.forecast import ForecastConditions, errors_in
 from ringmaster.tasks.execution.leases import FileLeases, leases_of
 from ringmaster.tasks.profiling.machine_load import MachineLoad, at_load, present_load
-from ringmaster.tasks.profiling.preflight_runs import PreflightAhead, TrialEnvironment, preflight_order
+from ringmaster.tasks.profiling.preflight_runs import GangEnvironment, PreflightAhead, preflight_order
 from ringmaster.tasks.profiling.profile_store import ProfileStore
 from ringmaster.tasks.profiling.stage import ProfilingResult
 from ringmaster.tasks.profiling.trials import Lend
@@ -54,7 +54,7 @@ class NodeContext:
     cluster: Cluster
     ledger: Ledger
     server: ForkServerClient
-    environment: TrialEnvironment
+    environment: GangEnvironment
     profile_store: ProfileStore
     leases: FileLeases
     lend: Lend
@@ -123,8 +123,8 @@ def start_preflight(batch: Batch, *, server: ForkServerClient, home: Path, notic
 
 def _environment(
     batch: Batch, cluster: Cluster, *, server: ForkServerClient, preflight: PreflightAhead | None, home: Path
-) -> TrialEnvironment:
-    return TrialEnvironment(
+) -> GangEnvironment:
+    return GangEnvironment(
         server=server,
         devices=cluster.nodes[0].devices,
         cache_dir=home / "cache",

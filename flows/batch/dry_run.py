@@ -51,7 +51,7 @@ from ringmaster.tasks.planning.term_features import DeviceUse
 from ringmaster.tasks.pool.active_batches import with_features_of_pool
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.profiling.search import planning_problem
-from ringmaster.tasks.profiling.stage import ProfilingResult, TrialPolicy, profile_jobs
+from ringmaster.tasks.profiling.stage import ProfilingPolicy, ProfilingResult, profile_jobs
 from ringmaster.tasks.recording.record_hooks import plan_sentences
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.fact_keys import BATCH, STARTED, TRIALS
@@ -237,7 +237,7 @@ def dry_run(
     Raises InputError if the requested devices do not exist, or if the run to resume is done or of a changed file.
     """
     pool = settings.checked_pool()
-    policy = TrialPolicy.THOROUGH if profiles == "measure" else TrialPolicy.NEEDED
+    policy = ProfilingPolicy.THOROUGH if profiles == "measure" else ProfilingPolicy.NEEDED
     if pool is None:
         folder = folder_to_resume(batch, settings.home()) if is_resumed else None
         with ExitStack() as stack:
@@ -267,7 +267,7 @@ def dry_run(
     return result
 
 
-def _here(node_context: NodeContext, *, policy: TrialPolicy, seed: int, left: WorkLeft | None = None) -> DryRun:
+def _here(node_context: NodeContext, *, policy: ProfilingPolicy, seed: int, left: WorkLeft | None = None) -> DryRun:
     """Plans the batch for this machine as busy as it is, as a run would."""
     if left is None:
         kinds = {node.name: kind_of(node.devices) for node in node_context.cluster.nodes}
@@ -288,7 +288,7 @@ def _with_prediction(dry_run: DryRun, profiled: ProfilingResult, conditions: For
     return replace(dry_run, prediction=predict_plan(dry_run.problem, dry_run.plan, options, conditions=conditions))
 
 
-def _profile_here(node_context: NodeContext, *, policy: TrialPolicy) -> ProfilingResult:
+def _profile_here(node_context: NodeContext, *, policy: ProfilingPolicy) -> ProfilingResult:
     return profile_jobs(
         node_context.batch.jobs,
         environment=node_context.environment,
@@ -302,7 +302,7 @@ def _profile_here(node_context: NodeContext, *, policy: TrialPolicy) -> Profilin
 
 
 def _profile_on(
-    database: Database, batch: Batch, *, policy: TrialPolicy, caller: Caller
+    database: Database, batch: Batch, *, policy: ProfilingPolicy, caller: Caller
 ) -> tuple[ProfilingResult, Cluster]:
     """Returns the profiles for the pool's nodes, and those nodes."""
     key = f"dry-run-{uuid.uuid4().hex}"
@@ -454,7 +454,7 @@ def profile_batch(batch: BatchInput, *, caller: Caller) -> ProfiledBatch:
         InputError: The batch cannot be profiled on this machine.
     """
     with open_node_context(as_batch(batch), home=settings.home(), caller=caller) as node_context:
-        profiled = _profile_here(node_context, policy=TrialPolicy.THOROUGH)
+        profiled = _profile_here(node_context, policy=ProfilingPolicy.THOROUGH)
         report_refusals(profiled, view=caller.view)
         jobs = [job for job in profiled.jobs if job.name not in profiled.faults]
         if not jobs:

@@ -29,7 +29,7 @@ from ringmaster.tasks.control.requests import RequestKind, Requests, RequestStat
 from ringmaster.tasks.execution.job_rules import usable_options
 from ringmaster.tasks.pool.node_hooks import prepare_node
 from ringmaster.tasks.pool.nodes import NodeRecord, NodeRegistry, NodeStatus, Timeouts
-from ringmaster.tasks.profiling.stage import ProfilingResult, TrialPolicy
+from ringmaster.tasks.profiling.stage import ProfilingPolicy, ProfilingResult
 from ringmaster.tasks.profiling.task import profile_task
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.fact_keys import BATCH, MEASURING_PROGRESS, TRIALS
@@ -191,7 +191,7 @@ def _measure(node_context: NodeContext, journal: Journal) -> ProfilingResult:
         notice=notice,
         lend=node_context.lend,
         num_nodes=_num_alike(node, kind, NodeRegistry(journal.database)),
-        policy=TrialPolicy(journal.get(TRIALS, TrialPolicy.NEEDED)),
+        policy=ProfilingPolicy(journal.get(TRIALS, ProfilingPolicy.NEEDED)),
         share=node_context.batch.profiling_share,
     )
     # The candidates are many and no longer needed.

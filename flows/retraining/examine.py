@@ -38,7 +38,7 @@ from ringmaster.tasks.evaluation.examination import ExaminationRequest, Examinat
 from ringmaster.tasks.evaluation.model_assertions import importable
 from ringmaster.tasks.evaluation.suite import Suite, load_suite
 from ringmaster.tasks.evaluation.suite_tests import suite_tests
-from ringmaster.tasks.profiling.preflight_runs import TrialEnvironment
+from ringmaster.tasks.profiling.preflight_runs import GangEnvironment
 from ringmaster.tasks.profiling.trials import DevicesWanted
 from ringmaster.tasks.retraining import promotion
 from ringmaster.tasks.retraining.policy import OF_POLICY, PromotionDecision, PromotionPolicy, decide_by, load_policy
@@ -311,7 +311,7 @@ def _job(data: DataSpec | None, folder: Path) -> Job:
 @contextmanager
 def lent_devices(
     folder: Path, *, num_devices: int, notice: Notice
-) -> Iterator[tuple[TrialEnvironment, tuple[Device, ...]]]:
+) -> Iterator[tuple[GangEnvironment, tuple[Device, ...]]]:
     """Yields a trial environment and leased devices; waits for idle ones, with a notice.
 
     folder: where a user's functions are imported from, after all other paths.
@@ -323,7 +323,7 @@ def lent_devices(
         cluster, lend = stack.enter_context(own_devices(home, whose="evaluation", notice=notice))
         if num_devices > (num_here := len(cluster.nodes[0].devices)):
             raise InputError([f"--devices {num_devices}: this machine has {num_here}. To fix: give {num_here} at most"])
-        environment = TrialEnvironment(
+        environment = GangEnvironment(
             server=stack.enter_context(ForkServer()),
             devices=cluster.nodes[0].devices,
             cache_dir=home / "cache",

@@ -24,7 +24,7 @@ from ringmaster.tasks.evaluation.model_assertions import AssertionResult, check,
 from ringmaster.tasks.evaluation.scores import Cases, MetricRows, Scores, ScoringResult, compare, estimate, score_models
 from ringmaster.tasks.evaluation.suite import SliceEntry, Suite
 from ringmaster.tasks.evaluation.suite_tests import TestResult, suite_tests
-from ringmaster.tasks.profiling.preflight_runs import TrialEnvironment
+from ringmaster.tasks.profiling.preflight_runs import GangEnvironment
 from ringmaster.techniques import Job
 from ringmaster.techniques.metric import ModelMetric, default_metrics, metric_named, metrics_named
 from ringmaster.techniques.scoring import Progress
@@ -138,7 +138,7 @@ class ExaminationRequest:
     """
 
     job: Job
-    environment: TrialEnvironment
+    environment: GangEnvironment
     device: Device
     more_devices: tuple[Device, ...] = ()
     data: Mapping[str, Any] | None = None

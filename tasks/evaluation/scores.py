@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from ringmaster.codec import to_json
 from ringmaster.tasks.cluster import Device
-from ringmaster.tasks.profiling.preflight_runs import TrialEnvironment, slots_of
+from ringmaster.tasks.profiling.preflight_runs import GangEnvironment, slots_of
 from ringmaster.techniques import Job
 from ringmaster.techniques.metric import SCORES, GatheredMetric, Metric, metric_named
 from ringmaster.techniques.processes.forkserver_client import ScratchFolder
@@ -297,7 +297,7 @@ def score_models(
     is_whole: bool = False,
     trained_on: TrainingData | None = None,
     progress: Progress | None = None,
-    environment: TrialEnvironment,
+    environment: GangEnvironment,
     device: Device,
     more_devices: Sequence[Device] = (),
 ) -> ScoringResult:

@@ -279,7 +279,7 @@ def earlier(order: Sequence[ScheduleEvent], share: float) -> list[ScheduleEvent]
 
 MAX_SIZE = 1_500  # limit of jobs x periods, above which planning the periods takes too long
 EARLIER = (1.0, 0.97, 0.93, 0.88)  # nodes leave and deadlines pass at these shares of their time, until a plan fits
-MAX_TRIALS, JOBS_OF_TRIALS = 5, 60  # plans of the periods of one order, and their limit in jobs
+MAX_PLANS, MAX_JOBS_OF_PLANS = 5, 60  # plans of the periods of one order, and their limit in jobs
 MAX_FAILED = 2  # trials in a row that are no better than the best, after which no more are made
 CLOSE = 1.02  # trials end where the value is not above its bound by more
 PER_RETIMED_S = 0.02  # work of a plan's exact times, per job
@@ -316,7 +316,7 @@ def plan_by_events(
         return None
 
     def planned(order: Periods, trial: int) -> Plan | None:
-        segments = _planned(order, safe.problem, least_s=least_s, seed=MAX_TRIALS * seed + trial, work=work)
+        segments = _planned(order, safe.problem, least_s=least_s, seed=MAX_PLANS * seed + trial, work=work)
         work.charge(PER_RETIMED_S * len(problem.jobs))
         exact = exactly(problem, safe.original(segments), objective=objective, least_s=least_s)
         return replace(start, segments=exact, method="event order") if exact else None
@@ -326,7 +326,7 @@ def plan_by_events(
     for share in EARLIER if is_fixed else EARLIER[:1]:
         order = best_order([earlier(order, share) for order in orders], safe.problem, of, bound_s, work)
         num_failed = 0
-        for trial in range(max(1, min(MAX_TRIALS, JOBS_OF_TRIALS // len(problem.jobs))) if order else 0):
+        for trial in range(max(1, min(MAX_PLANS, MAX_JOBS_OF_PLANS // len(problem.jobs))) if order else 0):
             if order is None or (plan := planned(order, trial)) is None:
                 break
             is_better = best is None or objective.rank(plan, problem) < objective.rank(best, problem)

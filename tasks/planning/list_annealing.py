@@ -29,7 +29,7 @@ PER_END = 0.05  # weight of early ends relative to that of the makespan, which v
 PER_LAST = 1e-3  # weight of the last end relative to that of the other objectives
 PLACEMENTS = 24_000_000  # placements of jobs on nodes by one search: about two seconds
 PER_PLACEMENT_S = 8e-8  # work of a placement
-TRIALS_PER_JOB = 12_000  # upper limit: small problems need no more
+MOVES_PER_JOB = 12_000  # upper limit: small problems need no more
 SLICE = 2_000_000  # placements between checks of the time limit
 
 
@@ -127,7 +127,7 @@ class ListSearch:
         best_order, best_option = order.copy(), option.copy()
         clock, energies = np.zeros(1, np.int64), np.zeros(2)
         per_trial = len(self.problem.jobs) * (4 + len(self.problem.nodes))
-        most = TRIALS_PER_JOB * len(self.problem.jobs)
+        most = MOVES_PER_JOB * len(self.problem.jobs)
         steps, in_slice = min(most, max(200, placements // per_trial)), max(50, SLICE // per_trial)
         for k, begin in enumerate(range(0, steps, in_slice)):
             is_done = anneal_lists(

@@ -47,7 +47,7 @@ AGAIN = 0.3  # share of these trials, and of the last local search's, where jobs
 STEP_S = 2.5e-9  # work of a step of the kernels' loops
 SLICE = 200  # trials of annealing between checks of the time limit, for ten members of a group or fewer
 ORDERS = 1_000  # in which the pieces of a group of one node are laid out
-TRIALS = 20_000  # trials of the last local search of each group, for ten members or fewer
+MAX_MOVES = 20_000  # moves of the last local search of each group, for ten members or fewer
 
 # The plan of a group takes about so much, times the cube of its members. A group of hundreds would take minutes, and
 # list scheduling is next to optimal there.
@@ -268,7 +268,7 @@ def _group_segments(
     layout = groups.layout(group)
     per_group = min(1.0, 24.0 / len(groups.nodes)) * min(1.0, (10.0 / members.size) ** 2)
     # With no trial at all, the sequence would not account for switches.
-    trials = max(1, int(effort * np.clip(TRIALS * per_group * _again(parts), 500, TRIALS)))
+    trials = max(1, int(effort * np.clip(MAX_MOVES * per_group * _again(parts), 500, MAX_MOVES)))
     sites, steps = _sites(tables, groups), np.zeros(1)
     score, _, sequence, times, _ = plan_group(
         members,

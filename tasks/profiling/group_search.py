@@ -36,8 +36,8 @@ from ringmaster.codec import digest
 from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.profiling import group_layouts
 from ringmaster.tasks.profiling.profile_store import fingerprint
-from ringmaster.tasks.profiling.search import FAILED, FailedTrial, Result, num_evaluations
-from ringmaster.tasks.profiling.trials import Trial
+from ringmaster.tasks.profiling.search import FAILED, ProfilingFailure, Result, num_evaluations
+from ringmaster.tasks.profiling.trials import ProfilingTrial
 from ringmaster.techniques import Profile
 from ringmaster.techniques.preflight_result import Candidate
 from ringmaster.techniques.profiles import PREDICTED, GroupMemberProfile, ProfileKey
@@ -232,7 +232,7 @@ class GroupSearch:
         """The number of gangs that the devices can hold at once."""
         return max(1, self.num_devices // self.layout.num_devices)
 
-    def wanted(self, results: Mapping[str, Result], *, most: int) -> list[Trial]:
+    def wanted(self, results: Mapping[str, Result], *, most: int) -> list[ProfilingTrial]:
         """Returns the first trials without a known result, so that no more than `most` groups are known then."""
         num_known = sum(name in results for name in self.known)
         left = [group for name, group in self.tried.items() if name not in results]
@@ -257,7 +257,9 @@ class GroupSearch:
     @property
     def fault(self) -> str | None:
         """The reason why no group of this class is offered: a trial has failed, and so might a gang."""
-        return next((r.message for r in self.results.values() if isinstance(r, FailedTrial) and r.kind == FAILED), None)
+        return next(
+            (r.message for r in self.results.values() if isinstance(r, ProfilingFailure) and r.kind == FAILED), None
+        )
 
     @cached_property
     def laws(self) -> GroupScaling:
@@ -351,7 +353,7 @@ class GroupSearch:
 
     def _fits(self, group: group_layouts.Group) -> bool:
         """Returns whether a group fits, as far as known. On a CPU slot only the memory that the jobs need counts."""
-        unfit = [own_bytes(self.known[name]) for name, r in self.results.items() if isinstance(r, FailedTrial)]
+        unfit = [own_bytes(self.known[name]) for name, r in self.results.items() if isinstance(r, ProfilingFailure)]
         if unfit and own_bytes(group) >= min(unfit):
             return False
         return self._may_fit(group) and (not self.is_gpu or self.laws.peak.at(own_bytes(group)) <= self.memory_bytes)
@@ -369,10 +371,10 @@ class GroupSearch:
         )
         return ProfileKey(fingerprint=name, speed_class=speed_class, device_kind=self.device_kind)
 
-    def trial(self, group: group_layouts.Group) -> Trial:
+    def trial(self, group: group_layouts.Group) -> ProfilingTrial:
         """Returns the trial that measures a group."""
         lead, *others = group
-        return Trial(
+        return ProfilingTrial(
             key=self._key(group),
             job=lead.job,
             data=lead.data,
@@ -420,7 +422,7 @@ def group_profiles(
     *,
     num_jobs: int,
     find: Callable[[Sequence[str]], Mapping[str, Result]],
-    measure: Callable[[Sequence[Trial]], Mapping[str, Result]] | None,
+    measure: Callable[[Sequence[ProfilingTrial]], Mapping[str, Result]] | None,
     notice: Callable[[str], None],
 ) -> dict[str, tuple[Profile, ...]]:
     """Returns profiles of groups, by lead job.
@@ -475,7 +477,7 @@ def _take(searches: Sequence[GroupSearch], results: Mapping[str, Result]) -> Non
 def _try(
     searches: Sequence[GroupSearch],
     results: dict[str, Result],
-    measure: Callable[[Sequence[Trial]], Mapping[str, Result]],
+    measure: Callable[[Sequence[ProfilingTrial]], Mapping[str, Result]],
 ) -> None:
     """Makes the trials of the first layouts, then those of other layouts that are worth one; adds their results."""
     for is_first in (True, False):

@@ -34,7 +34,7 @@ ReportFailure = Callable[[str, str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrialEnvironment:
+class GangEnvironment:
     """The environment of trials and segments: fork server, the devices of one node, and the folders of workers.
 
     weights: the folders of models that jobs adapt, by the keys of `PreflightOrder.weights`.
@@ -68,7 +68,7 @@ def ignore_failure(job: str, why: str) -> None:
 def preflight_jobs(
     jobs: Sequence[Job],
     *,
-    environment: TrialEnvironment,
+    environment: GangEnvironment,
     cluster: Cluster,
     notice: Notice,
     shapes: Sequence[GangShape] | None = None,
@@ -94,7 +94,7 @@ def preflight_jobs(
 def preflight_order(
     jobs: Sequence[Job],
     *,
-    environment: TrialEnvironment,
+    environment: GangEnvironment,
     cluster: Cluster,
     shapes: Sequence[GangShape] | None = None,
     evaluated: Sequence[str] = (),

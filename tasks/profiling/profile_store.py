@@ -13,7 +13,7 @@ from typing import Any
 from ringmaster.codec import digest, from_json, to_json
 from ringmaster.features import current_module
 from ringmaster.registry import source_files
-from ringmaster.tasks.profiling.search import OUT_OF_MEMORY, FailedTrial, Result
+from ringmaster.tasks.profiling.search import OUT_OF_MEMORY, ProfilingFailure, Result
 from ringmaster.techniques import Profile, registry
 from ringmaster.techniques.data_source import LANGUAGE_MODELING, installed_source
 from ringmaster.techniques.job import Job
@@ -232,7 +232,7 @@ class ProfileStore:
 
     def add(self, fingerprint: str, result: Result) -> None:
         """Stores a measurement for later runs: a profile and what is known of its option, or a lack of memory."""
-        if isinstance(result, FailedTrial):
+        if isinstance(result, ProfilingFailure):
             if result.kind == OUT_OF_MEMORY:
                 self.keep(fingerprint, to_json(result))
             return
@@ -264,7 +264,7 @@ class MeasuredOptions:
     def add_unfit(self, profile: Profile, *, message: str) -> None:
         """Takes an option that has run out of memory, which is not tried again."""
         if profile.key is not None:
-            self._store.add(profile.key.fingerprint, FailedTrial(kind=OUT_OF_MEMORY, message=message))
+            self._store.add(profile.key.fingerprint, ProfilingFailure(kind=OUT_OF_MEMORY, message=message))
 
     def close(self) -> None:
         """Stores what waits."""
@@ -290,6 +290,6 @@ def combined(old: Profile, new: Profile) -> Profile:
 
 def _result(data: Mapping[str, Any]) -> Result | None:
     try:
-        return from_json(FailedTrial, data) if "kind" in data else from_json(Profile, data).under_load(1.0)
+        return from_json(ProfilingFailure, data) if "kind" in data else from_json(Profile, data).under_load(1.0)
     except ValueError:  # of another release, which shares the records
         return None

@@ -28,7 +28,7 @@ MORE = "--verbose shows all that was left out"
 
 
 @dataclass(frozen=True, kw_only=True)
-class FailedTrial:
+class ProfilingFailure:
     """A trial that gave no profile.
 
     kind: "out_of_memory", which another attempt would repeat; "refused" of kernels; "killed" from outside;
@@ -44,7 +44,7 @@ class FailedTrial:
         return self.kind in (KILLED, TIMED_OUT)
 
 
-Result = Profile | FailedTrial
+Result = Profile | ProfilingFailure
 
 
 @dataclass(kw_only=True)
@@ -107,7 +107,7 @@ class ConfigSearch:
     def predicted_s(self) -> float | None:
         """The predicted seconds of a step under the first config that has not failed; None without a prediction."""
         for fingerprint, candidate in zip(self.fingerprints, self.candidates, strict=True):
-            if not isinstance(self.results.get(fingerprint), FailedTrial):
+            if not isinstance(self.results.get(fingerprint), ProfilingFailure):
                 return candidate.step_s
         return None
 
@@ -134,9 +134,9 @@ class ConfigSearch:
         return tuple(result for result in self.results.values() if isinstance(result, Profile))
 
     @property
-    def failures(self) -> tuple[FailedTrial, ...]:
+    def failures(self) -> tuple[ProfilingFailure, ...]:
         """The failures of the search's trials."""
-        return tuple(result for result in self.results.values() if isinstance(result, FailedTrial))
+        return tuple(result for result in self.results.values() if isinstance(result, ProfilingFailure))
 
 
 def quickest_looking_first(candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -189,7 +189,7 @@ def _looks_far_behind(search: ConfigSearch, group: Sequence[ConfigSearch]) -> bo
     return search.predicted_s > FAR_BEHIND_PREDICTED * best.best_predicted_s
 
 
-def why_nothing_fits(refusals: Sequence[Refusal], failures: Sequence[FailedTrial]) -> str:
+def why_nothing_fits(refusals: Sequence[Refusal], failures: Sequence[ProfilingFailure]) -> str:
     """Returns why no technique can train a job: the failures of its trials, or without trials what was lacking."""
     if failures:
         return _why_trials_failed(failures)
@@ -202,7 +202,7 @@ def why_nothing_fits(refusals: Sequence[Refusal], failures: Sequence[FailedTrial
     return f"no technique can train it here: {causes}. To fix: {remedy}; {MORE}"
 
 
-def _why_trials_failed(failures: Sequence[FailedTrial]) -> str:
+def _why_trials_failed(failures: Sequence[ProfilingFailure]) -> str:
     """Returns the distinct errors of a job's trials; out of memory comes last, as it may be the smaller problem."""
     in_order = sorted(failures, key=lambda failure: failure.kind == "out_of_memory")
     listed = "; ".join(list(dict.fromkeys(failure.message for failure in in_order))[:MAX_REASONS])

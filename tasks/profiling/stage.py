@@ -19,8 +19,8 @@ from ringmaster.tasks.cluster import Cluster
 from ringmaster.tasks.profiling.group_layouts import Group, GroupLayout, classes, layouts
 from ringmaster.tasks.profiling.group_search import GroupSearch, group_profiles, group_searches, groups_among
 from ringmaster.tasks.profiling.preflight_runs import (
+    GangEnvironment,
     ReportFailure,
-    TrialEnvironment,
     data_lines,
     gang_shape,
     ignore_failure,
@@ -41,9 +41,9 @@ from ringmaster.tasks.profiling.search import (
 )
 from ringmaster.tasks.profiling.trials import (
     Lend,
-    Trial,
-    TrialLimits,
-    TrialRunner,
+    ProfilingLimits,
+    ProfilingTrial,
+    ProfilingTrialRunner,
     needed_trials,
     of_each_size,
     predicted_batch_s,
@@ -99,7 +99,7 @@ class ProfilingResult:
         return [] if preflight is None else to_json(preflight.refusals)
 
 
-class TrialPolicy(StrEnum):
+class ProfilingPolicy(StrEnum):
     """Which trials may be made: none, only those without which nothing is known, or a thorough search."""
 
     NONE = "none"
@@ -110,13 +110,13 @@ class TrialPolicy(StrEnum):
 def profile_jobs(
     jobs: Sequence[Job],
     *,
-    environment: TrialEnvironment,
+    environment: GangEnvironment,
     cluster: Cluster,
     profile_store: ProfileStore | None = None,
     notice: Notice = lambda _: None,
     lend: Lend | None = None,
     num_nodes: int = 1,
-    policy: TrialPolicy = TrialPolicy.NEEDED,
+    policy: ProfilingPolicy = ProfilingPolicy.NEEDED,
     failed: ReportFailure = ignore_failure,
     all_or_none: bool = False,
     share: float = 0.05,
@@ -155,17 +155,17 @@ def profile_jobs(
     options = JobOptions(
         jobs, preflights, cluster=cluster, profile_store=profile_store, import_paths=environment.import_paths
     )
-    is_thorough = policy == TrialPolicy.THOROUGH
-    runner = TrialRunner(
+    is_thorough = policy == ProfilingPolicy.THOROUGH
+    runner = ProfilingTrialRunner(
         environment,
         profile_store,
         notice,
         lend=lend or (lambda _: nullcontext(environment.devices)),
-        limits=None if is_thorough else TrialLimits(share=share, batch_s=options.batch_s),
+        limits=None if is_thorough else ProfilingLimits(share=share, batch_s=options.batch_s),
     )
     if is_thorough:
         search_thoroughly(options.searches, options.by_name, runner=runner)
-    elif policy == TrialPolicy.NEEDED:
+    elif policy == ProfilingPolicy.NEEDED:
         # What the smallest gangs take is known before the share of the batch's time is computed again.
         for trials in of_each_size(needed_trials(options.searches, options.by_name)):
             options.take(runner.measure(trials))
@@ -272,12 +272,12 @@ class JobOptions:
         every = _classes(self._jobs, self._preflights, profiles, self._keys, self._cluster)
         return group_searches(every, cluster=self._cluster, num_nodes=num_nodes)
 
-    def needed_group_trials(self, *, num_nodes: int) -> list[Trial]:
+    def needed_group_trials(self, *, num_nodes: int) -> list[ProfilingTrial]:
         """Returns the trials that decide about groups: for each class one of a group, and one of a job of it alone.
 
         Whether a group is faster than its jobs follows from both: one of them may not be predicted.
         """
-        trials: list[Trial] = []
+        trials: list[ProfilingTrial] = []
         searches = self.group_searches(self.profiles(), num_nodes=num_nodes)
         known = self.results([name for search in searches for name in search.known])
         for search in searches:
@@ -294,7 +294,7 @@ class JobOptions:
 
 
 def groups_of_some(
-    profiled: ProfilingResult, *, environment: TrialEnvironment, cluster: Cluster, profile_store: ProfileStore
+    profiled: ProfilingResult, *, environment: GangEnvironment, cluster: Cluster, profile_store: ProfileStore
 ) -> Callable[[Collection[str]], dict[str, tuple[Profile, ...]]]:
     """Returns a function that gives, by lead job, the groups of some of the profiled jobs as a batch of their own.
 
@@ -344,7 +344,7 @@ def _too_large(
 
 
 def _over_nodes(
-    jobs: Sequence[Job], *, environment: TrialEnvironment, cluster: Cluster, num_nodes: int, notice: Notice
+    jobs: Sequence[Job], *, environment: GangEnvironment, cluster: Cluster, num_nodes: int, notice: Notice
 ) -> dict[str, tuple[Profile, ...]]:
     """Returns profiles, by job, of gangs over several nodes for jobs that one node cannot train."""
     shapes = shapes_over_nodes(gang_shape(cluster.nodes[0].devices), num_nodes=num_nodes)

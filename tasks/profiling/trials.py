@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from ringmaster.errors import DevicesBusy
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.profiling.machine_load import QuietTimes, without_load
-from ringmaster.tasks.profiling.preflight_runs import MAX_ATTEMPTS, TrialEnvironment, slots_of
+from ringmaster.tasks.profiling.preflight_runs import MAX_ATTEMPTS, GangEnvironment, slots_of
 from ringmaster.tasks.profiling.profile_store import ProfileStore
 from ringmaster.tasks.profiling.search import (
     FAILED,
@@ -24,7 +24,7 @@ from ringmaster.tasks.profiling.search import (
     REFUSED,
     TIMED_OUT,
     ConfigSearch,
-    FailedTrial,
+    ProfilingFailure,
     Result,
     worthwhile,
 )
@@ -74,7 +74,7 @@ Lend = Callable[[DevicesWanted], AbstractContextManager[tuple[Device, ...]]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial:
+class ProfilingTrial:
     """One candidate of one job, to be measured on its prepared `data`.
 
     key: under which the result is stored.
@@ -99,7 +99,9 @@ class Trial:
         return f"{self.job.name}{others}: {self.candidate.technique} x{self.candidate.num_devices} ({config})"
 
 
-def run_wave(environment: TrialEnvironment, wave: Sequence[Trial], *, limit_s: float = math.inf) -> dict[str, Result]:
+def run_wave(
+    environment: GangEnvironment, wave: Sequence[ProfilingTrial], *, limit_s: float = math.inf
+) -> dict[str, Result]:
     """Measures the trials of one wave at the same time; free devices run copies of them, as busy neighbours.
 
     limit_s: the seconds after which what is not measured is killed.
@@ -122,7 +124,9 @@ def run_wave(environment: TrialEnvironment, wave: Sequence[Trial], *, limit_s: f
 class _RunningTrial:
     """One running trial."""
 
-    def __init__(self, environment: TrialEnvironment, trial: Trial, devices: Sequence[Device], folder: Path) -> None:
+    def __init__(
+        self, environment: GangEnvironment, trial: ProfilingTrial, devices: Sequence[Device], folder: Path
+    ) -> None:
         self.trial = trial
         order = GangOrder(
             purpose=TRIAL,
@@ -215,12 +219,12 @@ class _TrialWave:
             )
             return quiet.under_load(load.ratio)
         if index in self._killed:
-            return FailedTrial(kind=TIMED_OUT, message=f"it took more than {self._limit_s:.0f} s")
+            return ProfilingFailure(kind=TIMED_OUT, message=f"it took more than {self._limit_s:.0f} s")
         outcome = self._ended[index]
         is_refused = (
             outcome.status == gang_events.OutcomeStatus.INVALID and KERNELS in self._runs[index].trial.candidate.config
         )
-        return FailedTrial(kind=REFUSED if is_refused else _kind(outcome), message=outcome.message)
+        return ProfilingFailure(kind=REFUSED if is_refused else _kind(outcome), message=outcome.message)
 
 
 def _kind(outcome: gang_events.Outcome) -> str:
@@ -230,7 +234,7 @@ def _kind(outcome: gang_events.Outcome) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrialLimits:
+class ProfilingLimits:
     """The limits of the trials of a batch.
 
     share: the share of the batch's predicted time that they may take, with all that belongs to them.
@@ -258,7 +262,7 @@ class TrialLimits:
         return f"at most {self.trial_s:.0f} s each{share}"
 
 
-class TrialRunner:
+class ProfilingTrialRunner:
     """Makes and counts trials.
 
     limits: None for no limits. With limits, a trial that is killed or takes too long has no result.
@@ -269,12 +273,12 @@ class TrialRunner:
 
     def __init__(
         self,
-        environment: TrialEnvironment,
+        environment: GangEnvironment,
         profile_store: ProfileStore,
         notice: Notice,
         *,
         lend: Lend,
-        limits: TrialLimits | None = None,
+        limits: ProfilingLimits | None = None,
     ) -> None:
         self._environment, self._profile_store = environment, profile_store
         self._notice, self._lend = notice, lend
@@ -283,7 +287,7 @@ class TrialRunner:
         self.spent_s = 0.0
         self.is_closed = False
 
-    def measure(self, trials: Sequence[Trial]) -> dict[str, Result]:
+    def measure(self, trials: Sequence[ProfilingTrial]) -> dict[str, Result]:
         """Makes the trials that the limits allow, those of the smallest gangs first; returns results by fingerprint."""
         results_by_name: dict[str, Result] = {}
         left = sorted(trials, key=lambda trial: trial.candidate.num_devices)
@@ -302,7 +306,9 @@ class TrialRunner:
             left = [trial for trial in left if trial not in wave]
         return results_by_name
 
-    def _next_wave(self, left: Sequence[Trial], *, limit_s: float) -> tuple[list[Trial], dict[str, Result]]:
+    def _next_wave(
+        self, left: Sequence[ProfilingTrial], *, limit_s: float
+    ) -> tuple[list[ProfilingTrial], dict[str, Result]]:
         """Makes the first trials of equal size that fit on idle devices; stores results that other batches may use."""
         size = left[0].candidate.num_devices
         alike = [trial for trial in left if trial.candidate.num_devices == size]
@@ -326,7 +332,9 @@ class TrialRunner:
                 self._notice(f"{trial}: its prediction remains: {result.message}")
         return wave, usable
 
-    def _outcomes(self, environment: TrialEnvironment, wave: Sequence[Trial], *, limit_s: float) -> dict[str, Result]:
+    def _outcomes(
+        self, environment: GangEnvironment, wave: Sequence[ProfilingTrial], *, limit_s: float
+    ) -> dict[str, Result]:
         """Makes the trials of a wave. Without limits, repeats those that were killed from outside."""
         outcomes: dict[str, Result] = {}
         for attempt in range(1, MAX_ATTEMPTS + 1):
@@ -342,7 +350,7 @@ class TrialRunner:
 
 
 def search_thoroughly(
-    searches: Mapping[str, ConfigSearch], jobs: Mapping[str, tuple[Job, Preflight]], *, runner: TrialRunner
+    searches: Mapping[str, ConfigSearch], jobs: Mapping[str, tuple[Job, Preflight]], *, runner: ProfilingTrialRunner
 ) -> None:
     """Makes trials in waves until no search wants one."""
     while not runner.is_closed:
@@ -355,7 +363,9 @@ def search_thoroughly(
             search.take(measured)
 
 
-def needed_trials(searches: Mapping[str, ConfigSearch], jobs: Mapping[str, tuple[Job, Preflight]]) -> list[Trial]:
+def needed_trials(
+    searches: Mapping[str, ConfigSearch], jobs: Mapping[str, tuple[Job, Preflight]]
+) -> list[ProfilingTrial]:
     """Returns the trials without which nothing would be known of a job on some gang size: at most one for each size.
 
     A job that does not train is not tried, as a trial takes as long as the job.
@@ -373,10 +383,10 @@ def needed_trials(searches: Mapping[str, ConfigSearch], jobs: Mapping[str, tuple
     return trials
 
 
-def of_each_size(trials: Sequence[Trial]) -> list[list[Trial]]:
+def of_each_size(trials: Sequence[ProfilingTrial]) -> list[list[ProfilingTrial]]:
     """Divides trials by the size of their gangs, the smallest first."""
 
-    def size(trial: Trial) -> int:
+    def size(trial: ProfilingTrial) -> int:
         return trial.candidate.num_devices
 
     return [list(alike) for _, alike in itertools.groupby(sorted(trials, key=size), key=size)]
@@ -404,8 +414,10 @@ def predicted_batch_s(
     return max(total_s / num_devices, longest_s) if math.isfinite(total_s) else None
 
 
-def trial_of_config(search: ConfigSearch, fingerprint: str, jobs: Mapping[str, tuple[Job, Preflight]]) -> Trial:
+def trial_of_config(
+    search: ConfigSearch, fingerprint: str, jobs: Mapping[str, tuple[Job, Preflight]]
+) -> ProfilingTrial:
     """Returns the trial of a config of a search."""
     job, preflight = jobs[search.job]
     candidate = search.candidates[list(search.fingerprints).index(fingerprint)]
-    return Trial(key=search.key_of(fingerprint), job=job, data=preflight.data, candidate=candidate)
+    return ProfilingTrial(key=search.key_of(fingerprint), job=job, data=preflight.data, candidate=candidate)

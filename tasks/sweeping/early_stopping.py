@@ -37,7 +37,7 @@ FEWEST_OTHERS = 3  # the fewest other trials for a meaningful median
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrialState:
+class SweepTrial:
     """The state of a trial.
 
     total: the number of its steps.
@@ -105,7 +105,7 @@ class RungComparison:
         return self.scores
 
     def open_places(
-        self, there: Sequence[TrialState], *, rung: int, num_kept: int, most: int, is_final: bool, num_free: int
+        self, there: Sequence[SweepTrial], *, rung: int, num_kept: int, most: int, is_final: bool, num_free: int
     ) -> OpenPlaces:
         """Returns what is not certain of the order of the trials at a rung.
 
@@ -116,7 +116,7 @@ class RungComparison:
         return OpenPlaces()
 
 
-class TrialRecords:
+class SweepTrialRecords:
     """What a policy keeps of the trials of a running sweep apart from their scores; by default nothing.
 
     The scheduler of the sweep calls all methods, under its lock.
@@ -129,11 +129,11 @@ class TrialRecords:
         """
         return None if is_known else report.metrics
 
-    def state(self, trial: TrialState) -> TrialState:
+    def state(self, trial: SweepTrial) -> SweepTrial:
         """Returns the state of a trial with what is kept of it."""
         return trial
 
-    def awaited(self, trials: Sequence[TrialState]) -> Mapping[str, Mapping[str, Any]]:
+    def awaited(self, trials: Sequence[SweepTrial]) -> Mapping[str, Mapping[str, Any]]:
         """Returns what was requested and is not done, as in `SteeringRequest`."""
         return {}
 
@@ -258,25 +258,25 @@ class StoppingPolicy(BaseModel, extra="forbid", frozen=True, title="Early stoppi
             return max(1, math.ceil(round(num * self._cuts(total)[rung], 6)))
         return max(1, num // self.reduction_factor)
 
-    def comparison(self, trials: Sequence[TrialState], rung: int) -> RungComparison:
+    def comparison(self, trials: Sequence[SweepTrial], rung: int) -> RungComparison:
         """Returns the comparison of the trials that have reached a rung. trials: all of the sweep."""
         scores = {each.name: each.mean(rung, self.num_averaged) for each in trials if rung in each.scores}
         return RungComparison(scores=scores)
 
-    def comparable_scores(self, trials: Sequence[TrialState]) -> dict[str, dict[int, float]]:
+    def comparable_scores(self, trials: Sequence[SweepTrial]) -> dict[str, dict[int, float]]:
         """Returns the scores of trials by step, those after a step such that they can be compared."""
         return {trial.name: dict(trial.scores) for trial in trials}
 
     def records(
         self, trials: Sequence[str], *, metric: str, fact: Mapping[str, Any], stored: Callable[[str], Any]
-    ) -> TrialRecords:
+    ) -> SweepTrialRecords:
         """Returns what is kept of the trials of a sweep that starts, or is continued.
 
         metric: the objective. fact: that of the sweep. stored: returns a further fact of its batch; None for none.
         """
-        return TrialRecords()
+        return SweepTrialRecords()
 
-    def judge(self, trials: Sequence[TrialState], *, num_slots: int, is_absolute: bool = True) -> StoppingDecisions:
+    def judge(self, trials: Sequence[SweepTrial], *, num_slots: int, is_absolute: bool = True) -> StoppingDecisions:
         """Returns the decisions that follow from the trials' states.
 
         num_slots: how many trials can run in parallel. is_absolute: whether the order of two trials after a step stays
@@ -315,7 +315,7 @@ class StoppingPolicy(BaseModel, extra="forbid", frozen=True, title="Early stoppi
 
 
 def _by_rungs(
-    stopping: StoppingPolicy, trials: Sequence[TrialState], *, num_slots: int, is_absolute: bool
+    stopping: StoppingPolicy, trials: Sequence[SweepTrial], *, num_slots: int, is_absolute: bool
 ) -> StoppingDecisions:
     """Asynchronous successive halving (Li et al., 2020, arXiv:1810.05934, algorithm 2), the synchronous version, or
     the cuts.
@@ -365,7 +365,7 @@ def _why(score: float, step: int, *, place: int, num: int) -> str:
     return f"stopped early at step {step}: number {place + 1} of the {num} trials that have come there"
 
 
-def _by_median(stopping: StoppingPolicy, trials: Sequence[TrialState]) -> StoppingDecisions:
+def _by_median(stopping: StoppingPolicy, trials: Sequence[SweepTrial]) -> StoppingDecisions:
     """The median stopping rule (Golovin et al., 2017, Google Vizier, section 3.2.2), applied to the best score so far.
 
     A trial stops at step s if its best score up to s is below the median of the best scores up to s of all other trials

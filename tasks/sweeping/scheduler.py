@@ -15,7 +15,7 @@ from ringmaster.codec import to_json
 from ringmaster.tasks.execution.execution_events import ExecutionEvent, GangReport, JobEnded
 from ringmaster.tasks.execution.steering import SteeringRequest
 from ringmaster.tasks.storage.journal import ENDED, JobStatus, Journal
-from ringmaster.tasks.sweeping.early_stopping import TrialRecords, TrialState
+from ringmaster.tasks.sweeping.early_stopping import SweepTrial, SweepTrialRecords
 from ringmaster.tasks.sweeping.space import Values
 from ringmaster.tasks.sweeping.spec import SweepSpec
 from ringmaster.tasks.sweeping.stop_rules import StopProposal, StopRule, SweepProgress
@@ -61,7 +61,7 @@ class SweepScheduler:
         self.proposals: dict[str, StopProposal] = {}
         self.values: dict[str, Values] = {}
         self.reports: dict[str, dict[int, dict[str, float]]] = {}
-        self.records = TrialRecords()
+        self.records = SweepTrialRecords()
         self.run_id: str | None = None
         self.on_first_done: Callable[[], None] = lambda: None
         self._goals: dict[str, int] = {}
@@ -199,12 +199,12 @@ class SweepScheduler:
                 self._keep()
                 self._act(steering)
 
-    def trials(self) -> list[TrialState]:
+    def trials(self) -> list[SweepTrial]:
         """Returns the state of each trainable trial."""
         names = [name for name in self.spec.trials if name in self._jobs]
         scores = self.spec.ranking.scores({name: self.reports.get(name, {}) for name in names})
         states = (
-            TrialState(
+            SweepTrial(
                 name=name,
                 total=self._jobs[name].total_steps,
                 goal=self._goals.get(name, 0),

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from ringmaster.features import listed
 from ringmaster.findings import Finding
-from ringmaster.tasks.sweeping.early_stopping import TrialState
+from ringmaster.tasks.sweeping.early_stopping import SweepTrial
 from ringmaster.tasks.sweeping.ranking import Reports
 from ringmaster.tasks.sweeping.spec import SweepSpec
 
@@ -30,7 +30,7 @@ class SweepProgress:
     """
 
     spec: SweepSpec
-    trials: Sequence[TrialState]
+    trials: Sequence[SweepTrial]
     reports: Reports
     done: frozenset[str]
     device_s: float

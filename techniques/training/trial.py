@@ -30,7 +30,7 @@ TIMEOUT_S = 300.0
 EVALUATED_BATCHES = 2
 
 
-class TrialSubject(Protocol):
+class ProfiledTrainer(Protocol):
     """What a trial measures: a trainer, or a group of jobs that are trained together."""
 
     ranks: RankContext
@@ -54,7 +54,7 @@ class TrialSubject(Protocol):
         """Returns the number of global batches of one evaluation."""
 
 
-def trial(trainer: TrialSubject, order: GangOrder, reporter: Reporter) -> JobResult:
+def trial(trainer: ProfiledTrainer, order: GangOrder, reporter: Reporter) -> JobResult:
     """Warms up, sends "ready", measures on command, sends "measured", and keeps its devices busy until stopped.
 
     By the order of these events, the supervisor can start all measurements of a node together, and end no trial before
@@ -90,7 +90,7 @@ def trial(trainer: TrialSubject, order: GangOrder, reporter: Reporter) -> JobRes
     return JobResult(status=OutcomeStatus.DONE)
 
 
-def _timed_step(trainer: TrialSubject, reporter: Reporter) -> tuple[float, tuple[bool, bool]]:
+def _timed_step(trainer: ProfiledTrainer, reporter: Reporter) -> tuple[float, tuple[bool, bool]]:
     votes = (float(reporter.has_command(STOP)), float(reporter.has_command(MEASURE)))
     started_s = time.perf_counter()
     report = trainer.step(votes)
@@ -100,7 +100,7 @@ def _timed_step(trainer: TrialSubject, reporter: Reporter) -> tuple[float, tuple
     return time.perf_counter() - started_s, (stop, measure)
 
 
-def _measure(trainer: TrialSubject, reporter: Reporter) -> list[float]:
+def _measure(trainer: ProfiledTrainer, reporter: Reporter) -> list[float]:
     """Returns the seconds of several steps, as many on every rank: enough steps, or enough seconds."""
     seconds: list[float] = []
     while len(seconds) < MIN_STEPS or not _enough(trainer, seconds):
@@ -108,13 +108,13 @@ def _measure(trainer: TrialSubject, reporter: Reporter) -> list[float]:
     return seconds
 
 
-def _enough(trainer: TrialSubject, seconds: list[float]) -> bool:
+def _enough(trainer: ProfiledTrainer, seconds: list[float]) -> bool:
     total_s = sum(seconds)
     is_enough = total_s >= ENOUGH_S or (len(seconds) >= USUAL_STEPS and total_s >= MIN_S)
     return trainer.ranks.sum([float(is_enough)])[0] > 0
 
 
-def _measure_saving(trainer: TrialSubject, order: GangOrder) -> dict[str, float]:
+def _measure_saving(trainer: ProfiledTrainer, order: GangOrder) -> dict[str, float]:
     """Measures the seconds of a checkpoint, of the stall by a background save, of an evaluation and of an export."""
     scratch = Path(order.folder) / "scratch"
     working_s = time.thread_time()
@@ -134,7 +134,7 @@ def _measure_saving(trainer: TrialSubject, order: GangOrder) -> dict[str, float]
     return {"save_s": save_s, "stall_s": stall_s, "export_s": export_s, "evaluate_s": evaluate_s}
 
 
-def _copy_s(trainer: TrialSubject) -> float:
+def _copy_s(trainer: ProfiledTrainer) -> float:
     """Returns the seconds for which a background save stalls training: a copy of the state to existing buffers.
 
     Writing the copy takes no GPU time, but on a CPU it takes time of the cores that train.

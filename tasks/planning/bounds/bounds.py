@@ -400,7 +400,7 @@ def counted_bound_s(problem: Problem) -> float:
 
 
 MAX_LOOKED_AT = 1_000  # limit of jobs x deadlines that are checked: half a second
-MAX_TRIALS = 200  # subsets of jobs that are checked to find a small one that conflicts
+MAX_CHECKED_SUBSETS = 200  # subsets of jobs that are checked to find a small one that conflicts
 SAME = 1e-6  # share of a deadline within which a bound proves nothing
 
 
@@ -511,7 +511,7 @@ def _fewer(names: Sequence[str], is_conflict: Callable[[Sequence[str]], bool]) -
     left, size, trials = list(names), len(names) // 2, 0
     while size >= 1:
         start = 0
-        while start < len(left) and trials < MAX_TRIALS:
+        while start < len(left) and trials < MAX_CHECKED_SUBSETS:
             trial = left[:start] + left[start + size :]
             trials += 1
             if trial and is_conflict(trial):

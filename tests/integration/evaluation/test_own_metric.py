@@ -17,7 +17,7 @@ from ringmaster.registry import installed
 from ringmaster.tasks.batch import parse_batch
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.evaluation.examination import ExaminationRequest, examine, figure
-from ringmaster.tasks.profiling.preflight_runs import TrialEnvironment
+from ringmaster.tasks.profiling.preflight_runs import GangEnvironment
 from ringmaster.tasks.retraining.policy import PromotionPolicy, decide_by, load_policy
 from ringmaster.tasks.sweeping.ranking import Ranking
 from ringmaster.tasks.sweeping.results import best, leaderboard
@@ -100,9 +100,7 @@ def test_it_is_measured_by_the_trainer_scored_by_row_and_decides_on_promotions(s
     worse = bench.train(replace(job, num_steps=1, seed=1), SINGLE, tmp_path / "worse", import_paths=paths, last_step=1)
     other = worse.outcome.result.metrics[GAP]
     assert other != value
-    environment = TrialEnvironment(
-        server=bench.server, devices=(DEVICE,), cache_dir=bench.cache_dir, import_paths=paths
-    )
+    environment = GangEnvironment(server=bench.server, devices=(DEVICE,), cache_dir=bench.cache_dir, import_paths=paths)
     unnamed = replace(job, evaluation=EvaluationSpec(max_batches=3))  # the metric is named by a policy
     request = ExaminationRequest(
         job=unnamed, data=to_json(prepare(job.data, cache_dir=bench.cache_dir)), metrics=[GAP],

@@ -14,7 +14,7 @@ from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.evaluation.examination import ExaminationRequest, examine, examine_each
 from ringmaster.tasks.evaluation.scores import Cases, score_models
 from ringmaster.tasks.evaluation.suite import load_suite
-from ringmaster.tasks.profiling.preflight_runs import TrialEnvironment
+from ringmaster.tasks.profiling.preflight_runs import GangEnvironment
 from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, Job
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.models.adapters import first_state, sites
@@ -192,7 +192,7 @@ def test_what_comes_in_the_way_is_no_reason_to_say_nothing(words, alone, monkeyp
 
 @pytest.mark.full
 def test_a_worker_asks_together_and_tells_how_far_it_is(words, bench):
-    environment = TrialEnvironment(server=bench.server, devices=(DEVICE,), cache_dir=words.cache_dir)
+    environment = GangEnvironment(server=bench.server, devices=(DEVICE,), cache_dir=words.cache_dir)
     models, data = {"base": words.base, **words.adapters()}, to_json(words.prepared)
     found = score_models(models, job=words.job, data=data, environment=environment, device=DEVICE)
     bf16 = replace(words.job, precision="bf16")  # scored separately
@@ -231,7 +231,7 @@ assertions:
 def test_a_suite_asks_many_adapters_the_same_cases_at_once(words, bench, tmp_path):
     (tmp_path / "tests.yaml").write_text(SUITE)
     server = Spawning(bench.server)
-    environment = TrialEnvironment(server=server, devices=(DEVICE,), cache_dir=words.cache_dir)
+    environment = GangEnvironment(server=server, devices=(DEVICE,), cache_dir=words.cache_dir)
     models = words.adapters()
     asked = {"job": words.job, "data": to_json(words.prepared), "suite": load_suite(tmp_path / "tests.yaml")}
     asked |= {"against": words.base, "max_rows": 20, "environment": environment, "device": DEVICE, "folder": tmp_path}

@@ -11,7 +11,7 @@ from ringmaster.codec import to_json
 from ringmaster.features.adaptation.rewriting import EvaluationOrder
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.evaluation.scores import Cases, score_models
-from ringmaster.tasks.profiling.preflight_runs import TrialEnvironment, slots_of
+from ringmaster.tasks.profiling.preflight_runs import GangEnvironment, slots_of
 from ringmaster.techniques import DataSpec, EvaluationSpec, Job
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.models.build import build_model
@@ -44,7 +44,7 @@ def mean_of_all(output, batch):
 
 @pytest.fixture
 def environment(bench, tmp_path):
-    return TrialEnvironment(server=bench.server, devices=(DEVICE,), cache_dir=tmp_path / "cache")
+    return GangEnvironment(server=bench.server, devices=(DEVICE,), cache_dir=tmp_path / "cache")
 
 
 def exported(folder: Path, job: Job, *, cache_dir: Path, seed: int = 0) -> Path:

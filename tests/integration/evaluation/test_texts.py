@@ -8,7 +8,7 @@ from transformers import BertConfig, BertForSequenceClassification, PreTrainedTo
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.evaluation.examination import ExaminationRequest, examine
 from ringmaster.tasks.evaluation.suite import load_suite
-from ringmaster.tasks.profiling.preflight_runs import TrialEnvironment
+from ringmaster.tasks.profiling.preflight_runs import GangEnvironment
 from ringmaster.techniques import DataSpec, EvaluationSpec, Job, ModelSpec
 
 DEVICE = Device(kind="cpu", index=0, name="cpu", memory_bytes=2**32, cores=())
@@ -70,7 +70,7 @@ def results(classifier, suite, *, environment, folder):
 
 def test_a_classifier_of_texts_is_asked_by_its_own_tokenizer(classifier, bench, tmp_path):
     (tmp_path / "tests.yaml").write_text(SUITE)
-    environment = TrialEnvironment(server=bench.server, devices=(DEVICE,), cache_dir=tmp_path / "cache")
+    environment = GangEnvironment(server=bench.server, devices=(DEVICE,), cache_dir=tmp_path / "cache")
     found = results(classifier, load_suite(tmp_path / "tests.yaml"), environment=environment, folder=tmp_path)
     assert {name: (test.num_cases, test.fault) for name, test in found.items()} == {
         "praise": (4, ""), "each": (2, ""), "thing": (2, ""), "case": (2, ""), "worse": (1, ""), "steady": (1, ""),
@@ -90,7 +90,7 @@ def test_a_function_may_make_texts_into_tensors_instead(classifier, bench, tmp_p
         "    return {key: batch[key] for key in ('input_ids', 'attention_mask')}\n"
     )
     (tmp_path / "tests.yaml").write_text(f"encode: own_lower_case:read\n{SUITE}")
-    environment = TrialEnvironment(
+    environment = GangEnvironment(
         server=bench.server, devices=(DEVICE,), cache_dir=tmp_path / "cache", import_paths=(str(tmp_path.resolve()),)
     )
     found = results(classifier, load_suite(tmp_path / "tests.yaml"), environment=environment, folder=tmp_path)
@@ -101,6 +101,6 @@ def test_tests_of_language_models_are_told_to_be_none_of_a_classifiers(classifie
     (tmp_path / "tests.yaml").write_text(
         "name: x\ntests: [{name: grammar, kind: minimum, texts: [the food], over: [food the]}]"
     )
-    environment = TrialEnvironment(server=bench.server, devices=(DEVICE,), cache_dir=tmp_path / "cache")
+    environment = GangEnvironment(server=bench.server, devices=(DEVICE,), cache_dir=tmp_path / "cache")
     found = results(classifier, load_suite(tmp_path / "tests.yaml"), environment=environment, folder=tmp_path)
     assert "causal language model" in found["grammar"].fault and not found["grammar"].passed

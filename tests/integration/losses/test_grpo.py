@@ -10,7 +10,7 @@ from ringmaster.codec import to_json
 from ringmaster.errors import StepError
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.evaluation.scores import score_models
-from ringmaster.tasks.profiling.preflight_runs import TrialEnvironment
+from ringmaster.tasks.profiling.preflight_runs import GangEnvironment
 from ringmaster.techniques import DataSpec, EvaluationSpec, registry
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.estimates.job_preflight import preflight_job
@@ -160,7 +160,7 @@ def test_scored_rows_have_the_trainers_reward(bench, prompts):
     job = job_of(bench, prompts)
     trained = bench.reference(job)
     device = Device(kind="cpu", index=0, name="cpu", memory_bytes=2**32, cores=())
-    environment = TrialEnvironment(server=bench.server, devices=(device,), cache_dir=bench.cache_dir)
+    environment = GangEnvironment(server=bench.server, devices=(device,), cache_dir=bench.cache_dir)
     data = to_json(prepare(prompts, cache_dir=bench.cache_dir))
     folder = Path(trained.order.model_dir)
     scores = score_models({"it": folder}, job=job, data=data, environment=environment, device=device).scores["it"]

@@ -12,7 +12,7 @@ from ringmaster.codec import to_json
 from ringmaster.features.adaptation.rewriting import EvaluationOrder
 from ringmaster.tasks.cluster import Device
 from ringmaster.tasks.evaluation.scores import score_models
-from ringmaster.tasks.profiling.preflight_runs import TrialEnvironment
+from ringmaster.tasks.profiling.preflight_runs import GangEnvironment
 from ringmaster.techniques import Adapter, DataSpec, EvaluationSpec, ModelSpec, registry
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.estimates.job_preflight import preflight_job, why_no_adaptation
@@ -286,7 +286,7 @@ def test_an_evaluation_on_request_finds_the_reference(bench, tmp_path, adapter):
 def test_rows_are_scored_by_what_is_known_of_them(bench, tmp_path, loss):
     job = preference_job(bench, loss)
     folder = Path(bench.reference(job).order.model_dir)
-    environment = TrialEnvironment(server=bench.server, devices=(DEVICE,), cache_dir=bench.cache_dir)
+    environment = GangEnvironment(server=bench.server, devices=(DEVICE,), cache_dir=bench.cache_dir)
     data = to_json(prepare(job.data, cache_dir=bench.cache_dir))
     found = score_models({"it": folder}, job=job, data=data, environment=environment, device=DEVICE)
     if loss == "dpo":  # nobody knows any more which weights a model without a base began with

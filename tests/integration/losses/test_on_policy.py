@@ -12,7 +12,7 @@ from ringmaster.errors import StepError
 from ringmaster.features.loss_teacher.job import LossTeacher
 from ringmaster.features.on_policy.rollout import Rollout
 from ringmaster.tasks.evaluation.scores import score_models
-from ringmaster.tasks.profiling.preflight_runs import TrialEnvironment
+from ringmaster.tasks.profiling.preflight_runs import GangEnvironment
 from ringmaster.techniques import DataSpec, EvaluationSpec, registry
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.estimates.job_preflight import preflight_job
@@ -116,7 +116,7 @@ def test_an_evaluation_afterwards_has_the_loss_of_the_one_in_training(bench, pro
     job = job_of(bench, prompts, teacher, evaluation=evaluation, adapter=adapter)
     job = job if base is None else replace(job, model=base)
     trained = bench.reference(job)
-    environment = TrialEnvironment(server=bench.server, devices=(DEVICE,), cache_dir=bench.cache_dir)
+    environment = GangEnvironment(server=bench.server, devices=(DEVICE,), cache_dir=bench.cache_dir)
     data = to_json(prepare(job.data, cache_dir=bench.cache_dir))
     found = score_models(
         {"it": Path(trained.order.model_dir)}, job=job, data=data, environment=environment, device=DEVICE

@@ -12,7 +12,7 @@ from ringmaster.codec import to_json
 from ringmaster.features.reward_jobs.job import RewardJobs
 from ringmaster.features.reward_jobs.trainer import RewardModel
 from ringmaster.tasks.evaluation.scores import score_models
-from ringmaster.tasks.profiling.preflight_runs import TrialEnvironment
+from ringmaster.tasks.profiling.preflight_runs import GangEnvironment
 from ringmaster.techniques import DataSpec, EvaluationSpec, ModelSpec, registry
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.estimates.memory import Workload, predict_memory
@@ -93,7 +93,7 @@ def test_without_the_model_the_job_says_so(bench, files, tmp_path):
 def test_an_evaluation_without_the_reward_model_says_so(bench, files, judge, tmp_path):
     job = policy_job(bench, files)
     trained = bench.train(job, SINGLE, tmp_path, parents={"judge": str(judge)})
-    environment = TrialEnvironment(server=bench.server, devices=(DEVICE,), cache_dir=bench.cache_dir)
+    environment = GangEnvironment(server=bench.server, devices=(DEVICE,), cache_dir=bench.cache_dir)
     data = to_json(prepare(job.data, cache_dir=bench.cache_dir))
     models = {"it": Path(trained.order.model_dir)}
     found = score_models(models, job=job, data=data, environment=environment, device=DEVICE)

@@ -8,7 +8,7 @@ from ringmaster.errors import UntrainableJobs
 from ringmaster.tasks.cluster import Cluster, Device, Node
 from ringmaster.tasks.profiling import stage, trials
 from ringmaster.tasks.profiling.machine_load import QuietTimes
-from ringmaster.tasks.profiling.preflight_runs import TrialEnvironment, preflight_jobs
+from ringmaster.tasks.profiling.preflight_runs import GangEnvironment, preflight_jobs
 from ringmaster.tasks.profiling.profile_store import ProfileStore
 from ringmaster.tasks.profiling.stage import profile_jobs
 from ringmaster.techniques import Adapter, DataSpec, ModelSpec, OptimizerSpec, registry
@@ -25,7 +25,7 @@ def here(bench):
             Device(kind="cpu", index=i, name="test", memory_bytes=memory_bytes, cores=bench.slot(i).cores)
             for i in range(num_devices)
         )
-        environment = TrialEnvironment(server=bench.server, devices=devices, cache_dir=bench.cache_dir)
+        environment = GangEnvironment(server=bench.server, devices=devices, cache_dir=bench.cache_dir)
         return {"environment": environment, "cluster": Cluster(nodes=(Node(name="here", devices=devices),))}
 
     return make
@@ -198,7 +198,7 @@ def test_a_trial_that_hangs_is_killed_at_its_limit(bench, here, monkeypatch):
         return preflights, faults
 
     monkeypatch.setattr(stage, "preflight_jobs", unpredicted)
-    monkeypatch.setattr(trials.TrialLimits, "left_s", lambda *_, **__: 4.0)
+    monkeypatch.setattr(trials.ProfilingLimits, "left_s", lambda *_, **__: 4.0)
     notices = []
     jobs = [bench.job(loss="tests.integration.stubs:loss_that_hangs", num_devices=(1,))]
     profiled = profile_jobs(jobs, **here(), notice=notices.append)

@@ -9,7 +9,7 @@ from ringmaster.tasks.execution.dispatch import PlannedSegment
 from ringmaster.tasks.execution.execution_events import SegmentEnded
 from ringmaster.tasks.execution.progress import RunningSegment
 from ringmaster.tasks.profiling.profile_store import MeasuredOptions, ProfileStore
-from ringmaster.tasks.profiling.search import FailedTrial
+from ringmaster.tasks.profiling.search import ProfilingFailure
 from ringmaster.techniques.processes.gang_events import CheckpointSaved, JobReady, JobResult, Steps
 from ringmaster.techniques.profiles import GroupMemberProfile, ProfileKey
 from tests.fake_engine import FakeEngine
@@ -73,7 +73,7 @@ def test_an_option_that_runs_out_of_memory_is_remembered_and_costs_no_step(tmp_p
     assert (first.profile, second.profile) == (options[0], None)
     store, _ = opened_store()
     MeasuredOptions(store).add_unfit(first.profile, message=first.outcome.message)
-    assert store.results(["f1"]) == {"f1": FailedTrial(kind="out_of_memory", message="no room")}
+    assert store.results(["f1"]) == {"f1": ProfilingFailure(kind="out_of_memory", message="no room")}
 
 
 def test_all_that_a_gang_reports_becomes_part_of_the_profile():

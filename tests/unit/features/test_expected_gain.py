@@ -14,7 +14,7 @@ from ringmaster.features.objectives.sweep import ConstrainedRanking, Constraint,
 from ringmaster.features.rung_evaluation.comparison import EvaluatedRows
 from ringmaster.features.rung_evaluation.sweep import PartialEvaluationPolicy, RowTrial
 from ringmaster.tasks.storage.journal import JobStatus
-from ringmaster.tasks.sweeping.early_stopping import TrialState
+from ringmaster.tasks.sweeping.early_stopping import SweepTrial
 from ringmaster.tasks.sweeping.space import CategoricalRange
 from ringmaster.tasks.sweeping.stop_rules import SweepProgress
 from tests.unit.sweeping.sweeps import Gangs, Killed, Swept, spec
@@ -34,7 +34,7 @@ def progress(finals, *, num_open, of=NONE, metrics=None):
     names = of.trials
     reports = {name: {64: {"loss": loss, **(metrics or {})}} for name, loss in zip(names, finals, strict=False)}
     trials = [
-        TrialState(name=name, total=64, goal=64 if name in reports else 0, has_ended=name in reports)
+        SweepTrial(name=name, total=64, goal=64 if name in reports else 0, has_ended=name in reports)
         for name in names[: len(finals) + num_open]
     ]
     return SweepProgress(spec=of, trials=trials, reports=reports, done=frozenset(reports), device_s=3600.0)

@@ -10,8 +10,8 @@ from ringmaster.tasks.profiling import stage as stages
 from ringmaster.tasks.profiling import trials as trial_runner
 from ringmaster.tasks.profiling.group_layouts import MAX_TOGETHER, ONE_DEVICE
 from ringmaster.tasks.profiling.group_search import group_profiles, group_searches
-from ringmaster.tasks.profiling.preflight_runs import TrialEnvironment
-from ringmaster.tasks.profiling.search import FailedTrial, planning_problem
+from ringmaster.tasks.profiling.preflight_runs import GangEnvironment
+from ringmaster.tasks.profiling.search import ProfilingFailure, planning_problem
 from ringmaster.techniques import Profile
 from tests.unit.profiling.solos import alone, classes_of, cluster, job, members, preflight
 
@@ -32,9 +32,9 @@ class Trials:
 
     def _result(self, trial, size):
         if self.broken:
-            return FailedTrial(kind="failed", message="no such luck")
+            return ProfilingFailure(kind="failed", message="no such luck")
         if size >= self.limit:
-            return FailedTrial(kind="out_of_memory", message="no room")
+            return ProfilingFailure(kind="out_of_memory", message="no room")
         assert trial.candidate.technique == "shared_base"
         return Profile(
             technique="shared_base",
@@ -226,7 +226,7 @@ def stage(monkeypatch, tmp_path):
     def profiled(jobs, *, num_devices=2, policy="thorough", **options):
         node = cluster(num_devices)
         here.append(node)
-        environment = TrialEnvironment(server=None, devices=node.devices, cache_dir=tmp_path)
+        environment = GangEnvironment(server=None, devices=node.devices, cache_dir=tmp_path)
         known = stages.ProfileStore(find=lambda names: {n: kept[n] for n in names if n in kept}, keep=kept.__setitem__)
         return stages.profile_jobs(
             jobs, environment=environment, cluster=node, profile_store=known, lend=lend, policy=policy, **options
@@ -234,7 +234,7 @@ def stage(monkeypatch, tmp_path):
 
     def some_of(found, names, *, num_devices=2):
         node = cluster(num_devices)
-        environment = TrialEnvironment(server=None, devices=node.devices, cache_dir=tmp_path)
+        environment = GangEnvironment(server=None, devices=node.devices, cache_dir=tmp_path)
         known = stages.ProfileStore(find=lambda names: {n: kept[n] for n in names if n in kept})
         return stages.groups_of_some(found, environment=environment, cluster=node, profile_store=known)(names)
 

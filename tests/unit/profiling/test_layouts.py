@@ -9,8 +9,8 @@ from ringmaster.tasks.profiling import stage as stages
 from ringmaster.tasks.profiling import trials as trial_runner
 from ringmaster.tasks.profiling.group_layouts import AGAIN, ONE_DEVICE, GroupLayout, classes, layouts
 from ringmaster.tasks.profiling.group_search import group_profiles, group_searches, groups_among
-from ringmaster.tasks.profiling.preflight_runs import TrialEnvironment
-from ringmaster.tasks.profiling.search import FailedTrial, planning_problem
+from ringmaster.tasks.profiling.preflight_runs import GangEnvironment
+from ringmaster.tasks.profiling.search import ProfilingFailure, planning_problem
 from ringmaster.techniques import OptimizerSpec
 from ringmaster.techniques.preflight_result import Candidate, MemoryEstimate
 from ringmaster.techniques.technique import SHARDED, WHOLE
@@ -94,7 +94,7 @@ class Batch:
                 num_devices, size = trial.candidate.num_devices, 1 + len(trial.members)
                 self.tried.append((trial.candidate.config.get("base"), num_devices, size))
                 self.kept[trial.fingerprint] = (
-                    FailedTrial(kind="failed", message=failed)
+                    ProfilingFailure(kind="failed", message=failed)
                     if isinstance(failed := step_s(num_devices, size), str)
                     else replace(alone(failed, num_devices=num_devices), technique="shared_base")
                 )
@@ -288,7 +288,7 @@ def test_the_stage_offers_groups_of_one_device_and_of_several(monkeypatch, tmp_p
     monkeypatch.setattr(trial_runner, "run_wave", wave)
     devices = cluster(2)
     jobs = [job(f"job-{i}") for i in range(3)]
-    environment = TrialEnvironment(server=None, devices=devices.devices, cache_dir=tmp_path)
+    environment = GangEnvironment(server=None, devices=devices.devices, cache_dir=tmp_path)
     profiled = stages.profile_jobs(jobs, environment=environment, cluster=devices, policy="thorough")
     assert [each for each in tried if each[0] == "shared_base"] == [("shared_base", 1, 2), ("shared_base", 2, 2)]
     problem = planning_problem(jobs, profiled.profiles, devices, name="x", groups=profiled.groups)

@@ -10,7 +10,7 @@ from ringmaster.tasks.profiling.search import (
     GUESSED_STARTUP_ON_A_NODE_S,
     GUESSED_STEP_S,
     ConfigSearch,
-    FailedTrial,
+    ProfilingFailure,
     option_profiles,
     planning_problem,
     predicted_profiles,
@@ -39,7 +39,7 @@ def candidate(technique="fsdp", num_devices=8, step_s=None, **changes):
 
 
 def search(*kinds):
-    return SimpleNamespace(failures=[FailedTrial(kind=kind, message="why") for kind in kinds])
+    return SimpleNamespace(failures=[ProfilingFailure(kind=kind, message="why") for kind in kinds])
 
 
 @pytest.mark.parametrize(

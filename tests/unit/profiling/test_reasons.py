@@ -1,14 +1,14 @@
 """Reasons why a job cannot be trained: the cause first, and techniques that do not apply only on request."""
 
-from ringmaster.tasks.profiling.search import FailedTrial, refusal_line, why_nothing_fits
+from ringmaster.tasks.profiling.search import ProfilingFailure, refusal_line, why_nothing_fits
 from ringmaster.techniques.preflight_result import Refusal
 
 TOO_FEW = [
     Refusal(technique=name, num_devices=1, reason="needs two devices or more")
     for name in ("ddp", "fsdp", "tensor", "context", "pipeline", "zero1", "zero2", "mesh")
 ]
-BOOM = FailedTrial(kind="failed", message="rank 0: RuntimeError: boom")
-NO_MEMORY = FailedTrial(kind="out_of_memory", message="rank 0: ran out of memory")
+BOOM = ProfilingFailure(kind="failed", message="rank 0: RuntimeError: boom")
+NO_MEMORY = ProfilingFailure(kind="out_of_memory", message="rank 0: ran out of memory")
 
 
 def too_large(technique, gib, *, config=None):

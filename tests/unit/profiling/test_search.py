@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from ringmaster.tasks.profiling.search import FAR_BEHIND, MAX_MISSES, ConfigSearch, FailedTrial, worthwhile
+from ringmaster.tasks.profiling.search import FAR_BEHIND, MAX_MISSES, ConfigSearch, ProfilingFailure, worthwhile
 from ringmaster.techniques import Profile
 from ringmaster.techniques.preflight_result import Candidate
 from tests.unit.profiling.solos import FACTS
@@ -27,9 +27,9 @@ def profile(step_s, technique="single", num_devices=1):
     return Profile(technique=technique, num_devices=num_devices, num_ranks=num_devices, step_s=step_s, peak_bytes=1)
 
 
-NO_ROOM = FailedTrial(kind="out_of_memory", message="no room")
-REFUSED = FailedTrial(kind="refused", message="kernels attention:flash are left out")
-BROKEN = FailedTrial(kind="failed", message="broken")
+NO_ROOM = ProfilingFailure(kind="out_of_memory", message="no room")
+REFUSED = ProfilingFailure(kind="refused", message="kernels attention:flash are left out")
+BROKEN = ProfilingFailure(kind="failed", message="broken")
 
 
 def tried(*outcomes, **options):
@@ -97,7 +97,7 @@ def test_what_one_batch_measured_is_all_that_the_next_one_wants(seed, monkeypatc
     """Otherwise a second run of a batch would continue the search where the first one had stopped."""
     from ringmaster.tasks.profiling import stage
     from ringmaster.tasks.profiling import trials as trial_runner
-    from ringmaster.tasks.profiling.preflight_runs import TrialEnvironment
+    from ringmaster.tasks.profiling.preflight_runs import GangEnvironment
     from ringmaster.techniques.preflight_result import Preflight
     from tests.unit.execution.fakes import cluster, job
 
@@ -127,7 +127,7 @@ def test_what_one_batch_measured_is_all_that_the_next_one_wants(seed, monkeypatc
     monkeypatch.setattr(trial_runner, "run_wave", wave)
     known = stage.ProfileStore(find=lambda names: {n: kept[n] for n in names if n in kept}, keep=kept.__setitem__)
     node = cluster(2)
-    environment = TrialEnvironment(server=None, devices=node.devices, cache_dir=tmp_path)
+    environment = GangEnvironment(server=None, devices=node.devices, cache_dir=tmp_path)
     first = stage.profile_jobs(jobs, environment=environment, cluster=node, profile_store=known, policy="thorough")
     assert first.num_trials == len(measured) == len(set(measured)) > 8
     assert first.profiles["a"] == first.profiles["b"] != first.profiles["c"]

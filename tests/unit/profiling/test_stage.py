@@ -9,9 +9,9 @@ from ringmaster.codec import to_json
 from ringmaster.errors import DevicesBusy
 from ringmaster.tasks.profiling import stage as stages
 from ringmaster.tasks.profiling import trials as trial_runner
-from ringmaster.tasks.profiling.preflight_runs import TrialEnvironment
+from ringmaster.tasks.profiling.preflight_runs import GangEnvironment
 from ringmaster.tasks.profiling.profile_store import MAX_STEPS, ProfileStore, combined
-from ringmaster.tasks.profiling.search import GUESSED_STEP_S, FailedTrial
+from ringmaster.tasks.profiling.search import GUESSED_STEP_S, ProfilingFailure
 from ringmaster.techniques import Profile
 from ringmaster.techniques.preflight_result import Candidate, Preflight
 from tests.unit.profiling.solos import FACTS, cluster, job
@@ -61,9 +61,9 @@ class Stage:
         option = trial.candidate.technique, trial.candidate.num_devices
         self.tried.append((*option, size))
         if self.trial_s > limit_s:
-            return FailedTrial(kind="timed_out", message=f"it took more than {limit_s:.0f} s")
+            return ProfilingFailure(kind="timed_out", message=f"it took more than {limit_s:.0f} s")
         true_s = self.true_s.get(option, 3.0)
-        if isinstance(true_s, FailedTrial):
+        if isinstance(true_s, ProfilingFailure):
             return true_s
         return Profile(
             technique=option[0],
@@ -88,7 +88,7 @@ class Stage:
             keep=self.kept.__setitem__,
             newest=lambda: self.newest,
         )
-        environment = TrialEnvironment(server=None, devices=node.devices, cache_dir=self.tmp_path)
+        environment = GangEnvironment(server=None, devices=node.devices, cache_dir=self.tmp_path)
         return stages.profile_jobs(
             jobs,
             environment=environment,
@@ -169,7 +169,7 @@ def test_an_option_of_another_job_counts_once_however_often_it_was_stored(stage)
 def test_an_option_that_ran_out_of_memory_is_not_offered_again(stage):
     (_, ddp, _) = stage.profile(plain()).profiles["a"]
     ProfileStore(keep=stage.kept.__setitem__).add(
-        ddp.key.fingerprint, FailedTrial(kind="out_of_memory", message="no room")
+        ddp.key.fingerprint, ProfilingFailure(kind="out_of_memory", message="no room")
     )
     assert ("ddp", 2) not in step_times(stage.profile(plain()))
 
@@ -179,7 +179,7 @@ def test_a_config_that_is_surely_slower_than_a_measured_one_of_its_kind_is_left_
     (first,) = stage.profile(plain()).profiles["a"]
     stage.kept[first.key.fingerprint] = to_json(replace(first, source="measured", step_s=1.0))
     assert [p.source for p in stage.profile(plain()).profiles["a"]] == ["measured"]
-    stage.kept[first.key.fingerprint] = to_json(FailedTrial(kind="out_of_memory", message="no room"))
+    stage.kept[first.key.fingerprint] = to_json(ProfilingFailure(kind="out_of_memory", message="no room"))
     assert [p.predicted_step_s for p in stage.profile(plain()).profiles["a"]] == [1.5]
 
 
@@ -226,9 +226,9 @@ def test_a_trial_that_hangs_ends_at_its_limit_and_the_guess_stands(stage):
 
 def test_a_trial_that_fails_fails_the_job_and_one_without_memory_does_not(stage):
     stage.candidates |= {"a": UNPREDICTED[:1], "b": UNPREDICTED}
-    stage.true_s["single", 1] = FailedTrial(kind="failed", message="no such luck")
+    stage.true_s["single", 1] = ProfilingFailure(kind="failed", message="no such luck")
     assert stage.profile(plain()).faults == {"a": "no such luck (in its trial)"}
-    stage.true_s["single", 1] = FailedTrial(kind="out_of_memory", message="no room")
+    stage.true_s["single", 1] = ProfilingFailure(kind="out_of_memory", message="no room")
     found = stage.profile(plain("b"))
     assert ("single", 1) not in step_times(found, "b")
     assert not found.faults
@@ -257,7 +257,7 @@ def test_groups_are_decided_by_one_trial_of_a_group_and_one_of_a_job_alone(stage
 
 def test_some_jobs_are_grouped_as_all_of_them_are(stage):
     found, asked = stage.profile(*adapters(4), policy="none"), []
-    environment = TrialEnvironment(server=None, devices=cluster(2).devices, cache_dir=stage.tmp_path)
+    environment = GangEnvironment(server=None, devices=cluster(2).devices, cache_dir=stage.tmp_path)
     known = ProfileStore(find=lambda names: asked.append(names) or {}, newest=lambda: stage.newest)
     some = stages.groups_of_some(found, environment=environment, cluster=cluster(2), profile_store=known)
     assert some([f"job-{i}" for i in range(4)]) == found.groups
@@ -313,7 +313,7 @@ def test_profiles_are_stored_with_their_load_and_read_as_on_a_quiet_machine():
     assert (found.step_s, found.startup_s, found.load) == (1.5, 1.0, 1.0)
     store.add("a", measured(1.5, 10))
     assert store.results(["a"])["a"].step_s == pytest.approx(1.5)
-    store.add("a", FailedTrial(kind="failed", message="no such luck"))
+    store.add("a", ProfilingFailure(kind="failed", message="no such luck"))
     assert "step_s" in kept["a"]
 
 

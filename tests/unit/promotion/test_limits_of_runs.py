@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from ringmaster.flows.retraining import compare_models
 from ringmaster.flows.retraining.compare_models import ComparedCandidate, judge
 from ringmaster.tasks.evaluation.examination import ExaminationResult, SliceMetric
-from ringmaster.tasks.profiling.preflight_runs import TrialEnvironment
+from ringmaster.tasks.profiling.preflight_runs import GangEnvironment
 from ringmaster.tasks.retraining.policy import PromotionPolicy
 from ringmaster.tasks.retraining.production import ProductionModel
 from ringmaster.techniques import DataSpec, EvaluationSpec, Job, ModelSpec
@@ -37,7 +37,7 @@ def test_a_run_measures_the_metrics_that_its_policy_limits(monkeypatch):
         candidate_dir=Path(),
         champion_dir=None,
     )
-    node_context = SimpleNamespace(environment=TrialEnvironment(server=None, devices=(), cache_dir=Path()))
+    node_context = SimpleNamespace(environment=GangEnvironment(server=None, devices=(), cache_dir=Path()))
 
     caller = SimpleNamespace(view=SimpleNamespace(notice=lambda _: None))
 

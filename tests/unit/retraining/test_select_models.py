@@ -15,7 +15,7 @@ from ringmaster.flows.retraining.select_models import InspectedModel
 from ringmaster.tasks.cluster import Cluster, Device, Node
 from ringmaster.tasks.profiling.group_layouts import ONE_DEVICE, classes
 from ringmaster.tasks.profiling.group_search import group_profiles, group_searches
-from ringmaster.tasks.profiling.preflight_runs import TrialEnvironment
+from ringmaster.tasks.profiling.preflight_runs import GangEnvironment
 from ringmaster.tasks.profiling.stage import ProfilingResult
 from ringmaster.tasks.profiling.trials import ProfileStore
 from ringmaster.tasks.retraining.production import Production, ProductionEntry, ProductionModel, RetrainingEntry
@@ -90,7 +90,7 @@ def chosen(monkeypatch):
             batch=SimpleNamespace(profiling_share=0.05),
             cluster=CLUSTER,
             profile_store=ProfileStore(),
-            environment=TrialEnvironment(server=None, devices=DEVICES, cache_dir=Path()),
+            environment=GangEnvironment(server=None, devices=DEVICES, cache_dir=Path()),
             lend=None,
         )
         run = SimpleNamespace(

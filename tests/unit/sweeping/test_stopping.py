@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from ringmaster.tasks.sweeping.early_stopping import StoppingPolicy, TrialState
+from ringmaster.tasks.sweeping.early_stopping import StoppingPolicy, SweepTrial
 from tests.unit.sweeping.sweeps import TEMPLATE, spec
 
 ASHA = StoppingPolicy(policy="asha", min_steps=4, reduction_factor=4)
@@ -15,7 +15,7 @@ CUT = StoppingPolicy()
 
 def at_rung(scores, *, rung=4, total=64, goal=None):
     return [
-        TrialState(name=f"t{i}", total=total, goal=goal or rung, scores={} if score is None else {rung: score})
+        SweepTrial(name=f"t{i}", total=total, goal=goal or rung, scores={} if score is None else {rung: score})
         for i, score in enumerate(scores)
     ]
 
@@ -72,7 +72,7 @@ def test_one_goes_on_where_there_are_fewer_than_the_factor():
 
 
 def test_places_that_are_kept_count_as_trials_to_come():
-    trials = [*at_rung([5.0, 4.0]), TrialState(name="late", total=64)]
+    trials = [*at_rung([5.0, 4.0]), SweepTrial(name="late", total=64)]
     assert not HALVING.judge(trials, num_slots=2).goals
 
 
@@ -84,7 +84,7 @@ def test_what_is_no_number_never_goes_on():
 
 @pytest.mark.parametrize("scores", [{}, {4: 9.0}])
 def test_trials_that_failed_leave_room_for_others(scores):
-    failed = TrialState(name="failed", total=64, goal=4, has_ended=True, scores=scores)
+    failed = SweepTrial(name="failed", total=64, goal=4, has_ended=True, scores=scores)
     trials = [*at_rung([5.0, 4.0, 3.0]), failed]
     assert HALVING.judge(trials, num_slots=2).goals == {"t0": 16}
 
@@ -99,9 +99,9 @@ def test_a_cut_keeps_two_of_five_and_then_a_fifth(num, kept):
 
 
 def test_a_cut_compares_means_of_three_evaluations_and_trains_on_whom_no_later_arrival_displaces():
-    lucky = TrialState(name="lucky", total=1000, goal=40, scores={20: 0.0, 30: 0.0, 40: 2.0})
-    steady = TrialState(name="steady", total=1000, goal=40, scores={5: -9.0, 20: 1.0, 30: 1.0, 40: 1.0})
-    late = TrialState(name="late", total=1000, goal=40)
+    lucky = SweepTrial(name="lucky", total=1000, goal=40, scores={20: 0.0, 30: 0.0, 40: 2.0})
+    steady = SweepTrial(name="steady", total=1000, goal=40, scores={5: -9.0, 20: 1.0, 30: 1.0, 40: 1.0})
+    late = SweepTrial(name="late", total=1000, goal=40)
     assert list(CUT.judge([lucky, steady], num_slots=2).goals) == ["steady"]
     assert list(CUT.judge([lucky, steady, late], num_slots=2).goals) == ["steady"], "two of three are kept"
     (job, *_) = spec(stopping=CUT, template={**TEMPLATE, "num_steps": 1000}).batch().jobs
@@ -110,7 +110,7 @@ def test_a_cut_compares_means_of_three_evaluations_and_trains_on_whom_no_later_a
 
 def test_the_median_rule():
     def trial(name, *scores, **changes):
-        return TrialState(
+        return SweepTrial(
             name=name, total=64, goal=64, scores={4 * (i + 1): s for i, s in enumerate(scores)}, **changes
         )
 

@@ -16,7 +16,7 @@ from ringmaster.features.expected_gain.estimate import (
     expected_gain,
 )
 from ringmaster.findings import Finding, findings_where
-from ringmaster.tasks.sweeping.early_stopping import TrialState
+from ringmaster.tasks.sweeping.early_stopping import SweepTrial
 from ringmaster.tasks.sweeping.ranking import last
 from ringmaster.tasks.sweeping.results import ResultSection
 from ringmaster.tasks.sweeping.sampling import GRID, TPE
@@ -134,7 +134,7 @@ def gain_of(progress: SweepProgress) -> ExpectedGain | None:
     return expected_gain(ended, open_trials)
 
 
-def _final(trial: TrialState, progress: SweepProgress) -> float | None:
+def _final(trial: SweepTrial, progress: SweepProgress) -> float | None:
     """Returns the score of a trial that may be the best; None for one that breaks a constraint, or has no value."""
     metrics, ranking = last(progress.reports.get(trial.name, {})), progress.spec.ranking
     is_kept = all(violation <= 0 for violation in ranking.violations(metrics).values())

@@ -34,7 +34,7 @@ from ringmaster.model_lineage.ledger.runs import flat_params
 from ringmaster.model_lineage.snapshot import LineageNode
 from ringmaster.model_lineage.tensors.comparison import SAME, tensor_changes, tensors_of_folder
 from ringmaster.tasks.cluster import detect
-from ringmaster.tasks.profiling.preflight_runs import TrialEnvironment, gang_shape, preflight_jobs, slots_of
+from ringmaster.tasks.profiling.preflight_runs import GangEnvironment, gang_shape, preflight_jobs, slots_of
 from ringmaster.tasks.profiling.trials import DevicesWanted
 from ringmaster.tasks.recording.rows import ROWS, code_version, manifest_of
 from ringmaster.techniques import Job, registry
@@ -177,7 +177,7 @@ class Reproduction:
             if needed > there and cluster.nodes[0].devices[0].kind != "cpu":
                 raise InputError([f"{self.training.node.label} was trained on {needed} devices, and here are {there}"])
             with lend(DevicesWanted(least=min(needed, there), most=needed, presses=True)) as devices:
-                self._environment = TrialEnvironment(
+                self._environment = GangEnvironment(
                     server=server,
                     devices=devices,
                     cache_dir=self._folder / "cache",

@@ -26,8 +26,8 @@ from ringmaster.tasks.sweeping.early_stopping import (
     OpenPlaces,
     RungComparison,
     StoppingPolicy,
-    TrialRecords,
-    TrialState,
+    SweepTrial,
+    SweepTrialRecords,
 )
 from ringmaster.tasks.sweeping.ranking import Metrics, Ranking, Reports
 from ringmaster.tasks.sweeping.results import HELD_OUT_ROWS
@@ -42,7 +42,7 @@ ROWS = "sweep rows "  # with the name of a trial, a fact: the held-out rows that
 
 
 @dataclass(frozen=True, kw_only=True)
-class RowTrial(TrialState):
+class RowTrial(SweepTrial):
     """The state of a trial that is evaluated on parts of the rows.
 
     rows: the held-out rows by step. part: the part of them that was requested last, where it is not computed yet.
@@ -73,7 +73,7 @@ class ComparisonByRows(RungComparison):
         return self.rows.estimates
 
     def open_places(
-        self, there: Sequence[TrialState], *, rung: int, num_kept: int, most: int, is_final: bool, num_free: int
+        self, there: Sequence[SweepTrial], *, rung: int, num_kept: int, most: int, is_final: bool, num_free: int
     ) -> OpenPlaces:
         """Returns the trials whose places are not certain, and the rows that are to make them so.
 
@@ -104,7 +104,7 @@ class ComparisonByRows(RungComparison):
         )
 
 
-class RowRecords(TrialRecords):
+class RowRecords(SweepTrialRecords):
     """The held-out rows that the trials of a sweep have computed, and the parts of them that were requested."""
 
     def __init__(
@@ -140,19 +140,19 @@ class RowRecords(TrialRecords):
         self._changed.add(trial)
         return {self._metric: self._sign * rows.mean}
 
-    def state(self, trial: TrialState) -> TrialState:
+    def state(self, trial: SweepTrial) -> SweepTrial:
         """Returns the state of a trial with its rows, and the part that it has not reported all of."""
         known = self.rows.get(trial.name, {})
         return RowTrial(**vars(trial), rows=known, part=None if trial.has_ended else self._awaited_part(trial))
 
-    def _awaited_part(self, trial: TrialState) -> EvaluationSlice | None:
+    def _awaited_part(self, trial: SweepTrial) -> EvaluationSlice | None:
         part = self._parts.get(trial.name)
         rows = None if part is None else self.rows.get(trial.name, {}).get(part.step)
         if part is None or rows is None or trial.goal != part.step:
             return None
         return part if len(rows.values) < place_of(part.end, rows.whole) else None
 
-    def awaited(self, trials: Sequence[TrialState]) -> Mapping[str, Mapping[str, Any]]:
+    def awaited(self, trials: Sequence[SweepTrial]) -> Mapping[str, Mapping[str, Any]]:
         """Returns the parts that trials have not reported all of."""
         parts = {each.name: each.part for each in trials if isinstance(each, RowTrial) and each.part is not None}
         return {PARTS: parts} if parts else {}
@@ -236,7 +236,7 @@ class PartialEvaluationPolicy(StoppingPolicy, extra="forbid", frozen=True, title
         kept = (part for part in job.evaluation.parts if part not in parts)
         return replace(result, evaluation=replace(result.evaluation, parts=(*parts, *kept)))
 
-    def comparison(self, trials: Sequence[TrialState], rung: int) -> RungComparison:
+    def comparison(self, trials: Sequence[SweepTrial], rung: int) -> RungComparison:
         """Returns the comparison of the trials that have reached a rung. trials: all of the sweep.
 
         The error of the sweep is divided by the number of its rungs (Bonferroni).
@@ -255,7 +255,7 @@ class PartialEvaluationPolicy(StoppingPolicy, extra="forbid", frozen=True, title
         )
         return ComparisonByRows(scores=plain.scores, rows=compared)
 
-    def comparable_scores(self, trials: Sequence[TrialState]) -> dict[str, dict[int, float]]:
+    def comparable_scores(self, trials: Sequence[SweepTrial]) -> dict[str, dict[int, float]]:
         """Returns the scores of trials by step; those of different parts of the rows are estimated for all rows."""
         result = super().comparable_scores(trials)
         for rung in self.rungs(trials[0].total)[:-1] if self.is_partial and trials else ():
@@ -265,7 +265,7 @@ class PartialEvaluationPolicy(StoppingPolicy, extra="forbid", frozen=True, title
 
     def records(
         self, trials: Sequence[str], *, metric: str, fact: Mapping[str, Any], stored: Callable[[str], Any]
-    ) -> TrialRecords:
+    ) -> SweepTrialRecords:
         """Returns the rows that the trials of a sweep have computed."""
         if self.is_partial:
             return RowRecords(trials, metric=metric, fact=fact, stored=stored)

@@ -23,7 +23,7 @@ from ringmaster.tasks.planning.problems.series import MEASURES
 from ringmaster.tasks.planning.work import WorkBudget
 
 STEP_S = 2.5e-9  # work of a step of the kernel's loops
-TRIAL_S = 1.5e-4  # work of a trial besides its kernels
+MOVE_S = 1.5e-4  # work of a move besides its kernels
 MAX_TRIED = 8  # nodes that a job is placed on at random, where there are more
 ROUNDING = 1e-9  # share of a time by which runs of a given plan may overlap
 MAX_RELATED = 60  # jobs of which those are chosen that are placed again with one
@@ -35,7 +35,7 @@ STRICTER = (2.0, 4.0, 16.0, 64.0, 1024.0)  # multiples of the worth of budgets t
 NEAR_BUDGET = 0.2  # share of a budget's multiplier by which annealing is drawn to where the budget is just used up
 STRICT_BUDGET = 4.0  # further multiple of it that what exceeds the budget is worth at the end of annealing
 LEARNING_RATE = 2e-3  # by which a budget's multiplier grows or falls in each trial
-GUIDED_TRIALS = 100  # after which jobs are placed by the present multipliers
+GUIDED_MOVES = 100  # after which jobs are placed by the present multipliers
 EARLY_ROUNDS = 6  # searches of plans that end by a given time
 MAX_ROUNDS = 20  # of them, where nothing but the end counts
 CLOSE_ENDS = 5e-4  # relative difference of two given times at which these searches end
@@ -251,7 +251,7 @@ class TariffSearch:
                 self._learn(now, trials)
             chosen = self._related()
             before = self._copy(chosen)
-            self.work.charge(TRIAL_S)
+            self.work.charge(MOVE_S)
             stale += 1
             scarcity = self.random.choice((0.0, 0.0, 0.5, 1.0))
             self.runs.counts[chosen] = 0
@@ -276,7 +276,7 @@ class TariffSearch:
         """Raises the multipliers of budgets that the present plan exceeds, and lowers the others."""
         for name, over in now.over.items():
             self.multipliers[name] *= math.exp(math.copysign(LEARNING_RATE, over))
-        if self.budgets and trials % GUIDED_TRIALS == 0:
+        if self.budgets and trials % GUIDED_MOVES == 0:
             self.guide_by(self.multipliers)
 
     def _related(self) -> list[int]:
