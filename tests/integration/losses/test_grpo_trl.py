@@ -6,7 +6,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from ringmaster.features.on_policy.sampling import sample_completions
+from ringmaster.features.on_policy.rollout import sample_completions
 from ringmaster.techniques import EvaluationSpec
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.loss import loss_function

@@ -8,7 +8,7 @@ import torch
 
 from ringmaster.features.loss_teacher.job import LossTeacher
 from ringmaster.features.on_policy.distillation import OnPolicyDistillation
-from ringmaster.features.on_policy.sampling import sample_completions
+from ringmaster.features.on_policy.rollout import sample_completions
 from ringmaster.techniques import EvaluationSpec, ModelSpec
 from ringmaster.techniques.data import prepare
 from ringmaster.techniques.loss import loss_function

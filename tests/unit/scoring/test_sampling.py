@@ -5,7 +5,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ringmaster.features.on_policy.loss import Generation
-from ringmaster.features.on_policy.sampling import sample_completions
+from ringmaster.features.on_policy.rollout import sample_completions
 from ringmaster.techniques.training.token_sampling import EndTokens
 
 GENERATION = Generation(num_generations=3, max_new_tokens=6, temperature=1.0)

@@ -95,6 +95,6 @@ class OnPolicyLoss(loss.LossFunction):
         self, samples: Mapping[str, Tensor], context: WriterContext, *, seed: int, seq_len: int
     ) -> dict[str, Tensor]:
         """Returns the batch of a few short completions."""
-        from ringmaster.features.on_policy import probe
+        from ringmaster.features.on_policy.rollout import probe_batch_of
 
-        return probe.batch_of(samples, self, context, seed=seed, seq_len=seq_len)
+        return probe_batch_of(samples, self, context, seed=seed, seq_len=seq_len)

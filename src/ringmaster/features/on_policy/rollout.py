@@ -5,25 +5,31 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import LogitsProcessor
 
 from ringmaster.codec import digest
+from ringmaster.errors import StepError
 from ringmaster.features.on_policy.loss import ADVANTAGES, REWARDS, Generation, OnPolicyLoss
 from ringmaster.features.on_policy.prompts import PROMPT, ROW
 from ringmaster.features.on_policy.rewards import Rewards
-from ringmaster.features.on_policy.sampling import sample_completions
 from ringmaster.techniques.data.row_kind import SampleContext
 from ringmaster.techniques.data.sources.completion import answer_context, answer_tokens
 from ringmaster.techniques.job_features import MAX_WHOLE
 from ringmaster.techniques.metric import IGNORED
+from ringmaster.techniques.model_facts import num_positions
+from ringmaster.techniques.probing.faults import explained
+from ringmaster.techniques.probing.tiny import LONGEST
 from ringmaster.techniques.training.generation import SequenceWriter, WriterContext
 from ringmaster.techniques.training.rank_job import WIDTH_MULTIPLE
-from ringmaster.techniques.training.token_sampling import EndTokens, prompt_seed
+from ringmaster.techniques.training.token_sampling import EndTokens, prompt_seed, sample
 
+MAX_PROBED_TOKENS = 8
+"""The most tokens of a completion in a probe."""
 HELD_OUT = "held out"
 """In place of a step, for the random numbers of completions of held-out prompts."""
 NUM_SHARES = 1 << 32
@@ -174,6 +180,94 @@ def rollout_of(function: OnPolicyLoss, context: WriterContext) -> Rollout:
         autocast=context.autocast,
         beat=context.beat,
     )
+
+
+def probe_batch_of(
+    prompts: Mapping[str, Tensor], function: OnPolicyLoss, context: WriterContext, *, seed: int, seq_len: int
+) -> dict[str, Tensor]:
+    """Returns the batch of a few short completions; rewarded ones with random advantages, which always have gradients.
+
+    Raises StepError where the model has too few positions, or where a reward function fails or returns no numbers.
+    """
+    generation, model = function.generation, context.model
+    longest, has = seq_len + generation.max_new_tokens, num_positions(getattr(model, "config", None))
+    if has is not None and has < longest:
+        raise StepError(
+            [
+                f"loss: prompts and completions have up to {longest} tokens, and the model {has} positions. To fix: "
+                "lower loss.max_new_tokens or data.seq_len, or set model.config.max_position_embeddings"
+            ]
+        )
+    what = "rewards" if generation.rewards else "completions"
+    with explained(f"loss: its {what} cannot be computed", "correct the reward function, or the columns of the data"):
+        rollout = rollout_of(function, context)
+        prompts_of(prompts)  # raises where the data is of another kind
+        if generation.share < 1:
+            rollout.given(prompts)
+        short = replace(generation, max_new_tokens=min(generation.max_new_tokens, MAX_PROBED_TOKENS))
+        seeds = [prompt_seed(seed, 0, place) for place in range(len(prompts["input_ids"]))]
+        batch = replace(rollout, generation=short).completed(model, _last_tokens(prompts), seeds=seeds)
+    if not generation.rewards:
+        return batch
+    draw = torch.Generator().manual_seed(0)
+    rewards = torch.rand(batch[REWARDS].shape, generator=draw)
+    return {**batch, ADVANTAGES: function.advantages(rewards, of_batch=rewards)}
+
+
+def _last_tokens(prompts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The prompts with the last few of their tokens, which are padded on the right."""
+    mask = prompts["attention_mask"]
+    is_last = mask.flip(-1).cumsum(-1).flip(-1) <= LONGEST
+    return {**prompts, "attention_mask": mask * is_last}
+
+
+def sample_completions(
+    model: nn.Module,
+    prompts: Sequence[Sequence[int]],
+    *,
+    seeds: Sequence[int],
+    generation: Generation,
+    ends: EndTokens,
+    device: torch.device,
+    beat: Callable[[], None] = lambda: None,
+) -> list[list[list[int]]]:
+    """Returns the tokens of the completions of each prompt, each with the token that ended it, if one did.
+
+    model: a language model of transformers. prompts: the tokens of each. seeds: of each prompt's random numbers.
+    beat: called before each token.
+    """
+    return sample(
+        model,
+        prompts,
+        max_new_tokens=generation.max_new_tokens,
+        number=generation.num_generations,
+        processor=_GumbelNoise(seeds, generation=generation, device=device, beat=beat),
+        ends=ends,
+        device=device,
+    )
+
+
+class _GumbelNoise(LogitsProcessor):  # type: ignore[misc]
+    """Divides logits by the temperature and adds Gumbel noise, of which each prompt has a generator.
+
+    A token is sampled from softmax(logits / T) as the argmax of logits / T - log E, with E exponentially distributed
+    (the Gumbel-max trick: Maddison et al., A* Sampling, arXiv:1411.0030, section 2). Each prompt draws E from a
+    generator of its own, so that transformers' `generate` may answer any number of prompts at once, by greedy search.
+    """
+
+    def __init__(
+        self, seeds: Sequence[int], *, generation: Generation, device: torch.device, beat: Callable[[], None]
+    ) -> None:
+        self._generators = [torch.Generator(device).manual_seed(seed) for seed in seeds]
+        self._generation, self._beat = generation, beat
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Returns scores [sequences, vocabulary] whose argmax is a sample."""
+        self._beat()
+        shape = (self._generation.num_generations, scores.shape[-1])
+        drawn = [torch.empty(shape, device=scores.device).exponential_(generator=each) for each in self._generators]
+        smallest = torch.finfo(torch.float32).tiny
+        return scores.float() / self._generation.temperature - torch.cat(drawn).clamp_(min=smallest).log_()
 
 
 def prompts_of(batch: Mapping[str, Tensor]) -> list[dict[str, Any]]:
