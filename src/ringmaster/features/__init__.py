@@ -56,7 +56,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 ENTRY_POINT_GROUP = "ringmaster.features"
-BUILTIN = (
+ORDER = (
     "ringmaster.features.quantized_base",
     "ringmaster.features.composition",
     "ringmaster.features.adaptation",
@@ -105,7 +105,12 @@ BUILTIN = (
     "ringmaster.features.pbs",
     "ringmaster.features.ray",
 )
-"""The packages of the features of Ringmaster, in the order of their hooks. Those of other distributions follow."""
+"""The packages of built-in features that have hooks which others have, too, in the order in which these are called:
+callbacks change a model one after another, keys are in this order in files and records, and commands in the help."""
+_FOLDERS = sorted(each.parent.name for each in Path(__file__).parent.glob("*/__init__.py"))
+BUILTIN = tuple(dict.fromkeys([*ORDER, *(f"{__name__}.{each}" for each in _FOLDERS)]))
+"""The packages of the features of Ringmaster: those of `ORDER`, then the other folders here by their names. Those of
+other distributions follow."""
 
 
 class FeaturePackage(NamedTuple):

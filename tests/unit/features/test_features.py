@@ -1,6 +1,7 @@
 """Features of installed distributions are found by their entry points, and refused where they cannot be used."""
 
 import logging
+from pathlib import Path
 
 import pytest
 
@@ -52,6 +53,12 @@ def test_modules_of_installed_features_follow_the_built_in_ones(tmp_path):
         assert features.modules("job")[-1].__name__ == "noted.job"
         assert "noted.trainer" not in [module.__name__ for module in features.modules("trainer")]
         refuse_faulty_features()
+
+
+def test_each_folder_is_a_feature_after_those_whose_order_matters():
+    folders = {file.parent.name for file in Path(features.__file__).parent.glob("*/__init__.py")}
+    assert {name.rpartition(".")[2] for name in features.BUILTIN} == folders
+    assert features.BUILTIN[: len(features.ORDER)] == features.ORDER
 
 
 def test_what_built_in_features_list_has_the_form_that_the_table_says():
