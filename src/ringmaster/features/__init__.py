@@ -87,7 +87,7 @@ ORDER = (
     "ringmaster.features.importance",
     "ringmaster.features.expected_gain",
     "ringmaster.features.rung_evaluation",
-    "ringmaster.features.page",
+    "ringmaster.features.live_page",
     "ringmaster.features.foreign_models",
     "ringmaster.features.trackers",
     "ringmaster.features.image_text",

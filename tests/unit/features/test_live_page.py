@@ -17,13 +17,13 @@ from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from ringmaster.errors import InputError
-from ringmaster.features.page import feed as feeds
-from ringmaster.features.page.actions import submit
-from ringmaster.features.page.commands import _password
-from ringmaster.features.page.curves import MAX_POINTS, Curve
-from ringmaster.features.page.feed import Feed, RunView, difference
-from ringmaster.features.page.routes import STATIC, page_routes
-from ringmaster.features.page.sources import HomeRuns, PoolBatches
+from ringmaster.features.live_page import feed as feeds
+from ringmaster.features.live_page.actions import submit
+from ringmaster.features.live_page.commands import _password
+from ringmaster.features.live_page.curves import MAX_POINTS, Curve
+from ringmaster.features.live_page.feed import Feed, RunView, difference
+from ringmaster.features.live_page.routes import STATIC, page_routes
+from ringmaster.features.live_page.sources import HomeRuns, PoolBatches
 from ringmaster.files import sha256_of
 from ringmaster.flows import settings
 from ringmaster.flows.batch.run_folder import exclusive_lock

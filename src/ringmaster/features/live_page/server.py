@@ -1,4 +1,4 @@
-"""Serves the page of a home's runs on loopback: `python -m ringmaster.features.page.server --port PORT`."""
+"""Serves the page of a home's runs on loopback: `python -m ringmaster.features.live_page.server --port PORT`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from starlette.applications import Starlette
 
-from ringmaster.features.page.routes import page_routes
-from ringmaster.features.page.sources import HomeRuns
+from ringmaster.features.live_page.routes import page_routes
+from ringmaster.features.live_page.sources import HomeRuns
 from ringmaster.flows import settings
 from ringmaster.flows.file_permissions import set_umask
 from ringmaster.flows.interrupts import end_with_parent

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from ringmaster.codec import to_json
 from ringmaster.errors import InputError
-from ringmaster.features.page.sources import RunSource
+from ringmaster.features.live_page.sources import RunSource
 from ringmaster.flows.commands.pool import values_of
 from ringmaster.flows.job_forms import JobForm, job_forms
 from ringmaster.flows.pool.batch_requests import open_database, submit_batch

@@ -17,8 +17,8 @@ from starlette.staticfiles import StaticFiles
 
 from ringmaster.codec import finite
 from ringmaster.errors import InputError, RingmasterError
-from ringmaster.features.page.feed import Feed, RunView
-from ringmaster.features.page.sources import PoolBatches, RunSource
+from ringmaster.features.live_page.feed import Feed, RunView
+from ringmaster.features.live_page.sources import PoolBatches, RunSource
 from ringmaster.flows import settings
 from ringmaster.flows.settings import PoolAddress
 from ringmaster.text import message_of
@@ -68,7 +68,9 @@ def page_routes(
         return StreamingResponse(feed.messages(), media_type="text/event-stream", headers=headers)
 
     async def forms(request: Request) -> Response:
-        from ringmaster.features.page.actions import forms_for  # loads Prefect, once a person wants to do something
+        from ringmaster.features.live_page.actions import (
+            forms_for,  # loads Prefect, once a person wants to do something
+        )
 
         return await _answered(lambda: forms_for(request.query_params.getlist("job")))
 
@@ -76,7 +78,7 @@ def page_routes(
         content = await _content(request)
         if isinstance(content, Response):
             return content
-        from ringmaster.features.page import actions
+        from ringmaster.features.live_page import actions
 
         return await _answered(lambda: actions.request(source, content))
 
@@ -86,7 +88,7 @@ def page_routes(
             return content
         if pool is None:
             return _refused(["jobs can be added to a pool. To fix: `ringmaster up` starts one"])
-        from ringmaster.features.page import actions
+        from ringmaster.features.live_page import actions
 
         return await _answered(lambda: actions.submit(pool, content, folder=settings.home().parent))
 

@@ -58,10 +58,10 @@ def _page_of_pool() -> str | None:
 @contextmanager
 def _served(*, since_s: float) -> Iterator[subprocess.Popen[bytes]]:
     """Serves the page of this home by a child process, and shows its address."""
-    from ringmaster.features.page.server import PASSWORD, USERNAME
+    from ringmaster.features.live_page.server import PASSWORD, USERNAME
 
     port, password = _free_port(), _password(settings.home())
-    arguments = ("ringmaster.features.page.server", "--port", str(port), "--since", str(since_s))
+    arguments = ("ringmaster.features.live_page.server", "--port", str(port), "--since", str(since_s))
     source = str(Path(__file__).absolute().parents[3])  # the child must find the same import root
     environment = {
         **os.environ,

@@ -14,8 +14,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from ringmaster.codec import finite
 from ringmaster.errors import RingmasterError
-from ringmaster.features.page.curves import CurveReader, curves_to_json
-from ringmaster.features.page.sources import RunSource, num_models, requests_of
+from ringmaster.features.live_page.curves import CurveReader, curves_to_json
+from ringmaster.features.live_page.sources import RunSource, num_models, requests_of
 from ringmaster.flows.reports.watch import WatchTarget
 from ringmaster.tasks.storage.fact_keys import STATUS
 from ringmaster.text import message_of
