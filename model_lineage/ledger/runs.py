@@ -108,6 +108,11 @@ class LedgerRuns(Connection):
             self.client.restore_run(run_id)
         return len(run_ids)
 
+    def job_runs(self, batch_run_id: str) -> frozenset[str]:
+        """Returns the runs of a batch's jobs that there are."""
+        experiment_id, condition = self.experiment_of(batch_run_id), f"tags.`mlflow.parentRunId` = '{batch_run_id}'"
+        return frozenset(run.info.run_id for run in paged(self.client.search_runs, [experiment_id], condition))
+
     def _resumed(self, run_id: str, params: Mapping[str, Any]) -> dict[str, Any]:
         """Resumes a run whose start is repeated; returns the params that it lacks, as MLflow changes none."""
         self.resume_run(run_id)

@@ -4,7 +4,7 @@ Each method may be called again after it failed half-way: it finds what it has w
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from ringmaster.errors import LedgerError
@@ -155,6 +155,7 @@ class MlflowWriter:
             try:
                 if num_restored := self.ledger.restore_runs(run_id):
                     self._notice(f"{num_restored} of the batch's runs were deleted in MLflow, and are restored")
+                self._forget_purged_runs(self.ledger.job_runs(run_id))
                 self.ledger.resume_run(run_id)
                 return
             except LedgerError as error:
@@ -170,6 +171,13 @@ class MlflowWriter:
             key=key,
         )
         self._journal.put(RUN, run_id)
+
+    def _forget_purged_runs(self, job_runs: Collection[str]) -> None:
+        """Forgets the runs of jobs that are not in MLflow any more, so that what is left to record has new ones."""
+        for name, record in self._journal.jobs().items():
+            if not record.model_uri and self.run_of(name) is not None and self.run_of(name) not in job_runs:
+                self._journal.remove(f"run:{name}")
+                self._notice(f"the run of {name} is not in MLflow any more: it is recorded in a new one")
 
     def _forget_records(self) -> None:
         """Forgets the records in an MLflow that has been replaced by another one: they are made again in that one."""

@@ -407,3 +407,4 @@ def test_runs_of_a_batch_that_were_deleted_are_restored(ledger, run):
     stages = {each: run_of(ledger, each).info.lifecycle_stage for each in (run, *jobs, other)}
     assert [name for name, stage in stages.items() if stage == "deleted"] == [other]
     ledger.resume_run(run)
+    assert ledger.job_runs(run) == set(jobs)

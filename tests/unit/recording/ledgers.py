@@ -81,6 +81,9 @@ class FakeLedger:
         self.deleted.clear()
         return num_deleted
 
+    def job_runs(self, batch_run_id):
+        return frozenset(run for key, run in self.runs.items() if key[:1] == (batch_run_id,))
+
     def resume_run(self, run_id):
         self._answer()
         if run_id not in self.runs.values():

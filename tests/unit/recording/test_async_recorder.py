@@ -333,6 +333,22 @@ def test_a_batch_that_is_resumed_after_its_runs_were_deleted_goes_on_in_them(dat
     assert ledger.statuses["run of nightly"] == "FINISHED"
 
 
+def test_a_job_whose_run_was_purged_is_recorded_in_a_new_one(database):
+    ledger, notices = FakeLedger(), []
+    journal = Journal(database, batch=KEY)
+    begin_jobs(journal, JOBS, faults={})
+    journal.put_all({"run": "run of nightly", "run:a": "a run of before"})
+    journal.write_job("a", status=JobStatus.DONE, model_dir="/models/a", metrics={"loss": 0.5})
+    ledger.runs[KEY] = "run of nightly"
+    recorder = AsyncRecorder(ledger, journal, batch=BATCH, notice=notices.append)
+    recorder.begin(recorded(), devices=["d"], num_trials=0)
+    finish(recorder)
+    assert recorder.close() == []
+    assert notices == ["the run of a is not in MLflow any more: it is recorded in a new one"]
+    assert ledger.statuses["run of a"] == "FINISHED"
+    assert journal.jobs()["a"].model_uri is not None
+
+
 def test_records_that_stop_are_told(database, monkeypatch):
     recorder = AsyncRecorder(FakeLedger(), Journal(database, batch=KEY), batch=BATCH)
     recorder._todo.put(lambda: 1 / 0)
