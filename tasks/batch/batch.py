@@ -148,9 +148,9 @@ class Batch:
         cls, raw: Mapping[str, Any], *, folder: Path, text: str, lines: document.YamlDocument, file: str
     ) -> Self:
         entry, planned, findings = _check(raw, folder=folder)
-        findings = [*feature_findings(), *lines.findings, *findings]
-        if findings:
-            raise BatchFileError(_faults(findings, lines=lines, file=file))
+        of_features = [Fault("", None, each.message, each.remedy) for each in feature_findings()]
+        if faults := [*of_features, *_faults([*lines.findings, *findings], lines=lines, file=file)]:
+            raise BatchFileError(faults)
         assert entry is not None, "values without a fault are a batch"
         parts = {job.name: _parts(job) for job in planned}
         jobs: Sequence[Job] = with_declared_parents(with_kinds(list(chain.from_iterable(parts.values()))))

@@ -212,6 +212,14 @@ def test_options_of_two_features_give_a_command_what_both_have():
     assert given == [2, 1]
 
 
+def test_a_batch_is_refused_with_all_faults_of_features_and_its_own(tmp_path):
+    modules = {"pages": "import missing_library", "trainers": "TRAINER_CALLBACKS = ()"}
+    with installed(tmp_path, {"alpha": modules}), pytest.raises(InputError) as refused:
+        Batch.of(name="b", jobs=[])
+    texts = list(map(str, refused.value.faults))
+    assert all(any(part in text for text in texts) for part in ("alpha.pages cannot", "trainers.py", "has no job"))
+
+
 def test_a_process_that_trains_refuses_a_faulty_module_of_its_own(tmp_path):
     with installed(tmp_path, {"alpha": {**JOB_KEY, OF_PROCESSES: "import missing_library"}}):
         refuse_faulty_features()  # which imports nothing that training alone needs
