@@ -41,8 +41,8 @@ PATTERNS: Mapping[str, str] = {
 }
 """What names each feature."""
 OTHER_MEANINGS: Mapping[str, tuple[str, ...]] = {
-    # what is to be done about a flow run
-    "external_trainers": ("flows/pool/batch_worker.py",),
+    # what is to be done about a flow run; a method of Typer's applications
+    "external_trainers": ("flows/pool/batch_worker.py", "src/ringmaster/feature_hooks.py"),
     # of a container's cores, and of a disk
     "quotas": ("tasks/cluster.py", "techniques/checkpoints/saving.py", "techniques/processes/failures.py"),
     # a vertex at which a walk through the lineage arrives
