@@ -123,7 +123,7 @@ def test_what_a_gpu_loads_ahead_is_no_part_of_its_rows(measure, monkeypatch, slo
 
 def test_times_are_measured_once_for_all_jobs_that_differ_in_the_learning_rate_alone(measure, tmp_path):
     found = measure()
-    assert found.row_s > 0
+    assert found.launch_s + found.row_s > 0  # which one has it, is left to the clock
     assert found.update_s > 0
     (file,) = tmp_path.glob("step-times-*")
     file.write_text(json.dumps({**json.loads(file.read_text()), "row_s": 7.0}))
