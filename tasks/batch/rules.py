@@ -437,7 +437,7 @@ JOB_CHECKS: Sequence[Callable[[Raw], Iterator[Finding]]] = (
     _text,
     training_findings,
     _loss,
+    _file_hooks,  # a feature that takes no adapter says so before the adapter's own faults
     adapter_rules.adapter_findings,
-    _file_hooks,
 )
 """Of several faults at one place, the first is reported."""

@@ -84,8 +84,9 @@ def record_model(ledger, name, folder, **changes):
 
 @pytest.fixture(scope="module")
 def base(ledger, tmp_path_factory):
-    record = record_model(ledger, "base", write_model(tmp_path_factory.mktemp("base") / "model", value=1))
-    ledger.keep_tensors(record, tmp_path_factory.getbasetemp() / "base0" / "model", store=ledger.store)
+    folder = write_model(tmp_path_factory.mktemp("base") / "model", value=1)
+    record = record_model(ledger, "base", folder)
+    ledger.keep_tensors(record, folder, store=ledger.store)
     return ledger.resolve_model(record.uri)
 
 
