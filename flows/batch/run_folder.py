@@ -113,7 +113,7 @@ def folder_of_flow_run(batch: Batch, home: Path, flow_runs: Sequence[str], *, no
     flow run of the batch is another one: a flow may train the same batch again.
 
     flow_runs: as in `FLOW_RUNS`.
-    notice: shows that this flow run has begun a run of the file before it was changed, which is not continued.
+    notice: shows that this flow run has begun a run of the file before it was changed, which is left unfinished.
     """
     changed: Path | None = None
     for folder in reversed(runs_below(home / "batches" / batch.name)):
@@ -125,7 +125,7 @@ def folder_of_flow_run(batch: Batch, home: Path, flow_runs: Sequence[str], *, no
                 stored = facts_of_file(folder / "journal.db", "batch").get("batch")
                 if is_batch(batch, stored):
                     return folder
-                if own == flow_runs[1]:
+                if own == flow_runs[1] and not is_done:
                     changed = changed or folder
     if changed is not None:
         notice(

@@ -146,18 +146,23 @@ class Connection:
             result = self.client.get_experiment_by_name(name)
             if result is None and not create:
                 return None
-            if result is not None and result.lifecycle_stage != "active":
-                raise LedgerError(
-                    f"experiment {name!r} was deleted in MLflow at {redacted(self.tracking_uri)}. "
-                    f"To fix: MLFLOW_TRACKING_URI={shlex.quote(redacted(self.tracking_uri))} "
-                    f"mlflow experiments restore --experiment-id {result.experiment_id}"
-                )
+            if result is not None:
+                self.check_experiment(result)
             self._experiment_ids[name] = result.experiment_id if result else self._create_experiment(name)
             if result is not None:
                 self._untagged[name] = {key: v for key, v in EXPERIMENT_TAGS.items() if key not in result.tags}
                 if create:
                     self._tag_untagged(name)
             return self._experiment_ids[name]
+
+    def check_experiment(self, experiment: Any) -> None:
+        """Raises LedgerError if an experiment, as MLflow has it, was deleted."""
+        if experiment.lifecycle_stage != "active":
+            raise LedgerError(
+                f"experiment {experiment.name!r} was deleted in MLflow at {redacted(self.tracking_uri)}. "
+                f"To fix: MLFLOW_TRACKING_URI={shlex.quote(redacted(self.tracking_uri))} "
+                f"mlflow experiments restore --experiment-id {experiment.experiment_id}"
+            )
 
     def _tag_untagged(self, name: str) -> None:
         """Gives an experiment of an earlier release the tags that it lacks, once, when it is opened for writing.

@@ -270,6 +270,15 @@ class Models(families.Families):
             self._link_child(parent, added)
         return added
 
+    def has_run(self, run_id: str) -> bool:
+        """Whether MLflow has a run, be it deleted or not."""
+        return families.unless_missing(self.client.get_run, run_id) is not None
+
+    def version_made_by(self, run_id: str, name: str) -> str | None:
+        """Returns the URI of the version of model `name` that a run has made, be it purged or not; None without one."""
+        versions = self.client.search_model_versions(f"run_id = '{run_id}'")
+        return next((f"models:/{name}/{version.version}" for version in versions if version.name == name), None)
+
     def take_back(self, run_id: str) -> None:
         """Deletes a run and the models that it made, with their versions, as if they had never been recorded.
 

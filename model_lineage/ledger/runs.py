@@ -95,23 +95,28 @@ class LedgerRuns(Connection):
         self.client.update_run(run_id, status="RUNNING")
 
     def restore_runs(self, batch_run_id: str) -> int:
-        """Restores the run of a batch and those of its jobs where they were deleted; returns how many were."""
+        """Restores the run of a batch and those of its jobs where they were deleted; returns how many were.
+
+        Raises LedgerError if the batch's own run is purged, or its experiment deleted, to which MLflow writes nothing.
+        """
         from mlflow.entities import ViewType
 
         info, condition = self.client.get_run(batch_run_id).info, f"tags.`mlflow.parentRunId` = '{batch_run_id}'"
+        self.check_experiment(self.client.get_experiment(info.experiment_id))
         wanted = ([info.experiment_id], condition)
         deleted = paged(self.client.search_runs, *wanted, run_view_type=ViewType.DELETED_ONLY)
         run_ids = [run.info.run_id for run in deleted]
         if info.lifecycle_stage == "deleted":
             run_ids.append(batch_run_id)
+        num_restored = 0
         for run_id in run_ids:
-            self.client.restore_run(run_id)
-        return len(run_ids)
-
-    def job_runs(self, batch_run_id: str) -> frozenset[str]:
-        """Returns the runs of a batch's jobs that there are."""
-        experiment_id, condition = self.experiment_of(batch_run_id), f"tags.`mlflow.parentRunId` = '{batch_run_id}'"
-        return frozenset(run.info.run_id for run in paged(self.client.search_runs, [experiment_id], condition))
+            try:
+                self.client.restore_run(run_id)
+                num_restored += 1
+            except LedgerError as error:
+                if run_id == batch_run_id or error.code != "RESOURCE_DOES_NOT_EXIST":  # else purged since the search
+                    raise
+        return num_restored
 
     def _resumed(self, run_id: str, params: Mapping[str, Any]) -> dict[str, Any]:
         """Resumes a run whose start is repeated; returns the params that it lacks, as MLflow changes none."""

@@ -4,7 +4,7 @@ Each method may be called again after it failed half-way: it finds what it has w
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ringmaster.errors import LedgerError
@@ -151,33 +151,53 @@ class MlflowWriter:
         """
         self._known = known
         run_id = self.run_of()
-        if run_id is not None:
-            try:
-                if num_restored := self.ledger.restore_runs(run_id):
-                    self._notice(f"{num_restored} of the batch's runs were deleted in MLflow, and are restored")
-                self._forget_purged_runs(self.ledger.job_runs(run_id))
-                self.ledger.resume_run(run_id)
-                return
-            except LedgerError as error:
-                if error.code != "RESOURCE_DOES_NOT_EXIST":
-                    raise
-                self._forget_records()
-        params = {"objective": self._batch.objective, "num_jobs": len(self._batch.jobs), "devices": list(devices)}
-        run_id = self.ledger.start_batch(
-            self._batch.name,
-            batch=self._batch.name,
-            params={**params, "num_trials": num_trials},
-            files={"batch.yaml": self._batch.text},
-            key=key,
-        )
-        self._journal.put(RUN, run_id)
+        if run_id is not None and self._resume(run_id):
+            self._forget_purged_runs()
+        else:
+            params = {"objective": self._batch.objective, "num_jobs": len(self._batch.jobs), "devices": list(devices)}
+            run_id = self.ledger.start_batch(
+                self._batch.name,
+                batch=self._batch.name,
+                params={**params, "num_trials": num_trials},
+                files={"batch.yaml": self._batch.text},
+                key=key,
+            )
+            self._journal.put(RUN, run_id)
+        # The segments of these ended in an earlier process, which may not have written them, or to a run that is gone.
+        self._unwritten |= {event.job for event in self.unrecorded_ends()}
 
-    def _forget_purged_runs(self, job_runs: Collection[str]) -> None:
-        """Forgets the runs of jobs that are not in MLflow any more, so that what is left to record has new ones."""
+    def _resume(self, run_id: str) -> bool:
+        """Resumes the batch's run, with those of its jobs; forgets all records where MLflow does not have it.
+
+        Returns whether it has.
+        """
+        try:
+            if num_restored := self.ledger.restore_runs(run_id):
+                self._notice(f"{num_restored} of the batch's runs were deleted in MLflow, and are restored")
+            self.ledger.resume_run(run_id)
+        except LedgerError as error:
+            if error.code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+            self._forget_records()
+            return False
+        return True
+
+    def _forget_purged_runs(self) -> None:
+        """Forgets the runs of jobs that are not in MLflow any more, so that what is left to record has new ones.
+
+        A model that such a run has made is kept.
+        """
         for name, record in self._journal.jobs().items():
-            if not record.model_uri and self.run_of(name) is not None and self.run_of(name) not in job_runs:
-                self._journal.remove(f"run:{name}")
-                self._notice(f"the run of {name} is not in MLflow any more: it is recorded in a new one")
+            run_id = None if record.model_uri else self.run_of(name)
+            if run_id is None or self.ledger.has_run(run_id):
+                continue
+            is_done, what = record.status == JobStatus.DONE, "what is left to record of it goes to a new one"
+            if is_done and (uri := self.ledger.version_made_by(run_id, self._models.name_of(name))) is not None:
+                self._journal.write_job(name, model_uri=uri)
+                what = f"its model is {uri}"
+            self._journal.remove(f"run:{name}")
+            if record.status not in NOT_DONE:  # of which nothing may be left
+                self._notice(f"the run of {name} is not in MLflow any more: {what}")
 
     def _forget_records(self) -> None:
         """Forgets the records in an MLflow that has been replaced by another one: they are made again in that one."""

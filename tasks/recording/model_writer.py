@@ -10,6 +10,7 @@ from pathlib import Path
 from ringmaster.codec import to_json
 from ringmaster.errors import LedgerError, TensorStoreError
 from ringmaster.model_lineage import model_pages
+from ringmaster.model_lineage.ledger.families import unless_missing
 from ringmaster.model_lineage.ledger.ledger import Ledger
 from ringmaster.model_lineage.records import ModelRecord, Origin
 from ringmaster.tasks.batch import Batch
@@ -103,7 +104,8 @@ class ModelWriter:
         if (url := self._paths(record).model_url(record.name)) is not None:
             fetch_model(url, record.model_folder)
         ancestry, known_record = self._ancestry, self._record(record.name)
-        model = self._record_model(record, run_id, ancestry=ancestry)
+        model = self._model_of_purged_run(known_record, run_id)
+        model = model or self._record_model(record, run_id, ancestry=ancestry)
         self.journal.write_job(record.name, model_uri=model.uri)
         self.ledger.set_note(run_id, self._job_note(record, model))
         self.ledger.finish_run(run_id)
@@ -112,9 +114,21 @@ class ModelWriter:
         self._keep(model, record.model_folder, components=components)
         for name, other in self.journal.jobs().items():  # jobs that continue from it, and have ended before
             if not known_record.model_uri and other.model_uri and ancestry.continued_job(name) == record.name:
-                self._record_model(other, str(self.journal.get(f"run:{name}")), ancestry=ancestry)
+                if (other_run := self.journal.get(f"run:{name}")) is not None:
+                    self._record_model(other, other_run, ancestry=ancestry)
+                else:
+                    self.notice(f"{other.model_uri} does not show that it is from {model.uri}: its run was purged")
         if ancestry.lost:  # then the event is written again when the batch is resumed
             raise LedgerError("; ".join(ancestry.lost.values()))
+
+    def name_of(self, job: str) -> str:
+        """Returns the name of the registered model of a job."""
+        return f"{self.batch.name}.{job}"
+
+    def _model_of_purged_run(self, record: JobRecord, run_id: str) -> ModelRecord | None:
+        """Returns the model of a job where another run than this one has made it, which is not in MLflow any more."""
+        model = None if record.model_uri is None else unless_missing(self.ledger.resolve_model, record.model_uri)
+        return None if model is None or model.run_id == run_id else model
 
     def _record(self, name: str) -> JobRecord:
         return self.journal.job(name) or JobRecord(name=name)
@@ -131,7 +145,7 @@ class ModelWriter:
         hooks = [*record_hooks()]
         paragraphs = [text for hook in hooks for text in hook.paragraphs(job, record)]
         return self.ledger.record_model(
-            f"{self.batch.name}.{job.name}",
+            self.name_of(job.name),
             run_id=run_id,
             folder=record.model_folder,
             kind=kind_of(job, has_parents=bool(parents or ancestry.lost)),

@@ -1,6 +1,7 @@
 """The ledger's models, in a real SQLite store."""
 
 import pytest
+from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
 from ringmaster.errors import LedgerError
 from ringmaster.model_lineage import QUIET_ENVIRONMENT, DatasetInput, Ledger, model_pages
@@ -73,6 +74,15 @@ def test_a_model_is_recorded_with_all_that_it_came_from(ledger, folder, job):
     assert run.inputs.model_inputs == []
     inputs = {entry.dataset.name: entry.tags[0].value for entry in run.inputs.dataset_inputs}
     assert inputs == {"stdlib (training)": "training", "stdlib (evaluation)": "evaluation"}
+
+
+def test_the_version_that_a_run_has_made_outlives_the_run(ledger, folder, job, tmp_path):
+    record = ledger.record_model("tonight.a", run_id=job, folder=folder, kind="pretrained")
+    ledger.client.delete_run(job)
+    SqlAlchemyStore(ledger.tracking_uri, str(tmp_path))._hard_delete_run(job)  # as `mlflow gc` does
+    assert ledger.version_made_by(job, "tonight.a") == record.uri
+    assert ledger.version_made_by(job, "tonight.b") is None
+    assert ledger.resolve_model(record.uri).run_id == job
 
 
 def test_a_page_links_to_parents_run_batch_and_children(ledger, folder, job):

@@ -11,6 +11,7 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import PERMISSION_DENIED
+from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
 from ringmaster.errors import LedgerError
 from ringmaster.model_lineage import QUIET_ENVIRONMENT, DatasetInput, Ledger, MetricPoint, model_pages
@@ -407,4 +408,43 @@ def test_runs_of_a_batch_that_were_deleted_are_restored(ledger, run):
     stages = {each: run_of(ledger, each).info.lifecycle_stage for each in (run, *jobs, other)}
     assert [name for name, stage in stages.items() if stage == "deleted"] == [other]
     ledger.resume_run(run)
-    assert ledger.job_runs(run) == set(jobs)
+
+
+def purge(ledger, folder, run_id):
+    """Removes a run as `mlflow gc` does."""
+    SqlAlchemyStore(ledger.tracking_uri, str(folder))._hard_delete_run(run_id)
+
+
+def test_a_run_of_a_job_that_is_purged_while_others_are_restored_is_left_out(ledger, run, tmp_path, monkeypatch):
+    jobs = [ledger.start_job(run, name, params={}) for name in ("a", "b")]
+    for each in (run, *jobs):
+        ledger.client.delete_run(each)
+    search = MlflowClient.search_runs
+
+    def search_and_purge(*arguments, **options):
+        page = search(*arguments, **options)
+        purge(ledger, tmp_path, jobs[0])
+        return page
+
+    monkeypatch.setattr(MlflowClient, "search_runs", search_and_purge)
+    assert ledger.restore_runs(run) == 2
+    assert [ledger.has_run(each) for each in (run, *jobs)] == [True, False, True]
+
+
+def test_a_run_that_is_deleted_is_there_until_it_is_purged(ledger, run, tmp_path):
+    ledger.client.delete_run(run)
+    assert ledger.has_run(run)
+    purge(ledger, tmp_path, run)
+    assert not ledger.has_run(run)
+    with pytest.raises(LedgerError) as caught:
+        ledger.restore_runs(run)
+    assert caught.value.code == "RESOURCE_DOES_NOT_EXIST"
+
+
+def test_no_run_of_a_deleted_experiment_is_restored(ledger):
+    run = ledger.start_batch("b", batch="deleted batch", params={})
+    job = ledger.start_job(run, "a", params={})
+    ledger.client.delete_experiment(ledger.experiment_of(run))
+    with pytest.raises(LedgerError, match=r"tests/deleted batch.*mlflow experiments restore"):
+        ledger.restore_runs(run)
+    assert [run_of(ledger, each).info.lifecycle_stage for each in (run, job)] == ["deleted"] * 2

@@ -114,11 +114,19 @@ def test_one_whose_records_another_mlflow_had_is_resumed_to_record_them_again(tm
     assert folder_to_resume(BATCH, tmp_path) == folder
 
 
-@pytest.mark.parametrize(("own", "is_changed", "is_told"), [("x", False, False), ("x", True, True), ("y", True, False)])
-def test_a_flow_run_that_is_retried_with_a_changed_file_says_so(tmp_path, own, is_changed, is_told):
-    folder, notices = run(tmp_path, status="interrupted"), []
+@pytest.mark.parametrize(
+    ("own", "status", "is_changed", "is_told"),
+    [
+        ("x", "interrupted", False, False),
+        ("x", "interrupted", True, True),
+        ("y", "interrupted", True, False),
+        ("x", "done", True, False),
+    ],
+)
+def test_a_flow_run_that_is_retried_with_a_changed_file_says_so(tmp_path, own, status, is_changed, is_told):
+    folder, notices = run(tmp_path, status=status), []
     with closing(Journal.of_file(folder / "journal.db")) as journal:
-        journal.put("flow_runs", ["root", "x"])
+        journal.put_all({"flow_runs": ["root", "x"], "is_over": True})
     batch = replace(BATCH, text="name: nightly  # changed\n") if is_changed else BATCH
     found = folder_of_flow_run(batch, tmp_path, ["root", own], notice=notices.append)
     assert found == (None if is_changed else folder)

@@ -63,7 +63,8 @@ class FakeLedger:
     def record_model(self, name, *, run_id, **_):
         self._answer()
         return self.models.setdefault(
-            run_id, ModelRecord(model_id=f"m-{name}", registered_name=name, version=1, uri=f"models:/{name}/1")
+            run_id,
+            ModelRecord(model_id=f"m-{name}", registered_name=name, version=1, uri=f"models:/{name}/1", run_id=run_id),
         )
 
     def keep_tensors(self, record, folder, *, store, components=None):
@@ -81,8 +82,16 @@ class FakeLedger:
         self.deleted.clear()
         return num_deleted
 
-    def job_runs(self, batch_run_id):
-        return frozenset(run for key, run in self.runs.items() if key[:1] == (batch_run_id,))
+    def has_run(self, run_id):
+        self._answer()
+        return run_id in self.runs.values()
+
+    def version_made_by(self, run_id, name):
+        model = self.models.get(run_id)
+        return model.uri if model is not None and model.registered_name == name else None
+
+    def resolve_model(self, uri):
+        return next(model for model in self.models.values() if model.uri == uri)
 
     def resume_run(self, run_id):
         self._answer()

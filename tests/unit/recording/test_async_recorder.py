@@ -23,7 +23,7 @@ from ringmaster.tasks.execution.execution_events import (
     SegmentStarted,
 )
 from ringmaster.tasks.pool import controller
-from ringmaster.tasks.pool.event_log import BatchEvents, EventLog
+from ringmaster.tasks.pool.event_log import BatchEvents, EventLog, content_of, kind_of
 from ringmaster.tasks.pool.submissions import Submissions
 from ringmaster.tasks.profiling.search import planning_problem
 from ringmaster.tasks.recording import ancestry, async_recorder
@@ -43,6 +43,7 @@ from ringmaster.techniques.processes.gang_events import (
     EvaluationReported,
     JobResult,
     Outcome,
+    OutcomeStatus,
     Steps,
 )
 from tests.unit.execution.fakes import cluster, in_a_row, job, profile
@@ -147,6 +148,19 @@ def test_a_warm_clone_is_a_child_of_its_source_whichever_ends_first(database, or
         recorder.listen(ended)
     assert recorder.close() == []
     assert parents == {"nightly.a": [], "nightly.b": ["models:/nightly.a/1"]}
+
+
+def test_a_warm_clone_whose_run_was_purged_is_not_recorded_again_for_its_source(database):
+    ledger, journal, notices = FakeLedger(), Journal(database, batch=KEY), []
+    begin_jobs(journal, JOBS, faults={})
+    variation, uri = Variation(job="a", step=1), "models:/nightly.b/1"
+    journal.write_job("b", status=JobStatus.DONE, variation=variation, model_dir="/models/b", model_uri=uri)
+    recorder = AsyncRecorder(ledger, journal, batch=BATCH, notice=notices.append)
+    recorder.begin(recorded(), devices=["d"], num_trials=0)
+    recorder.listen(story()[-1])
+    assert recorder.close() == []
+    assert list(ledger.models) == ["run of a"]
+    assert notices == ["models:/nightly.b/1 does not show that it is from models:/nightly.a/1: its run was purged"]
 
 
 def test_a_job_that_failed_before_anything_was_known_of_it_has_a_failed_run_with_the_reason(database):
@@ -333,20 +347,65 @@ def test_a_batch_that_is_resumed_after_its_runs_were_deleted_goes_on_in_them(dat
     assert ledger.statuses["run of nightly"] == "FINISHED"
 
 
-def test_a_job_whose_run_was_purged_is_recorded_in_a_new_one(database):
-    ledger, notices = FakeLedger(), []
-    journal = Journal(database, batch=KEY)
+PURGED = "the run of a is not in MLflow any more: "
+
+
+def resumed(ledger, database, *, status=JobStatus.DONE, kept=()):
+    """Resumes a batch whose job a had ended, in a run that MLflow may not have. Returns its journal and the notices.
+
+    kept: the events that the earlier process could not write.
+    """
+    journal, notices = Journal(database, batch=KEY), []
     begin_jobs(journal, JOBS, faults={})
-    journal.put_all({"run": "run of nightly", "run:a": "a run of before"})
-    journal.write_job("a", status=JobStatus.DONE, model_dir="/models/a", metrics={"loss": 0.5})
+    (number,) = journal.start_segments([("a", SegmentSpec(technique="single", last_step=10, devices=("d",)))])
+    journal.end_segment(number, JobResult(status=OutcomeStatus.DONE))
+    events = [[kind_of(event), content_of(event), 0] for event in kept]
+    journal.put_all({"run": "run of nightly", "run:a": "a run of before", UNRECORDED: {"events": events}})
+    journal.write_job("a", status=status, model_dir="/models/a", metrics={"loss": 0.5})
     ledger.runs[KEY] = "run of nightly"
     recorder = AsyncRecorder(ledger, journal, batch=BATCH, notice=notices.append)
     recorder.begin(recorded(), devices=["d"], num_trials=0)
     finish(recorder)
     assert recorder.close() == []
-    assert notices == ["the run of a is not in MLflow any more: it is recorded in a new one"]
+    return journal, notices
+
+
+def test_a_job_whose_run_was_purged_is_recorded_in_a_new_one(database):
+    ledger = FakeLedger()
+    journal, notices = resumed(ledger, database)
     assert ledger.statuses["run of a"] == "FINISHED"
     assert journal.jobs()["a"].model_uri is not None
+    assert [row["technique"] for row in ledger.tables["run of a", "segments.json"]] == ["single"]
+    assert notices == [f"{PURGED}what is left to record of it goes to a new one"]
+
+
+def test_a_job_whose_run_is_there_has_no_other_one(database):
+    """Also where no search finds it, as it was deleted again, or lost its tag of the batch's run."""
+    ledger = FakeLedger()
+    ledger.runs["without a parent"] = "a run of before"
+    assert resumed(ledger, database)[1] == []
+    assert ledger.statuses["a run of before"] == "FINISHED"
+    assert list(ledger.models) == ["a run of before"]
+
+
+@pytest.mark.parametrize("status", [JobStatus.CANCELLED, JobStatus.STOPPED])
+def test_nothing_is_said_of_a_purged_run_to_which_nothing_more_is_written(database, status):
+    ledger = FakeLedger()
+    journal, notices = resumed(ledger, database, status=status)
+    assert notices == []
+    assert "run of a" not in ledger.runs.values()
+    assert journal.get("run:a") is None, "it has a new run if it is trained again"
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_a_model_whose_run_was_purged_before_the_journal_knew_of_it_is_not_recorded_twice(database, is_kept):
+    """A process died, or MLflow went away, after it had registered the model's version."""
+    ledger, (*_, ended) = FakeLedger(), story()
+    ledger.record_model("nightly.a", run_id="a run of before")
+    journal, notices = resumed(ledger, database, kept=[ended] * is_kept)
+    assert list(ledger.models) == ["a run of before"]
+    assert journal.jobs()["a"].model_uri == "models:/nightly.a/1"
+    assert notices == [f"{PURGED}its model is models:/nightly.a/1"]
 
 
 def test_records_that_stop_are_told(database, monkeypatch):
