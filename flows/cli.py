@@ -42,7 +42,10 @@ COMMAND_GROUPS = (
 
 OWN_GROUPS = {name: group for group, name, _ in COMMAND_GROUPS}
 OPTIONS = [module.OPTIONS for module in modules("commands") if hasattr(module, "OPTIONS")]
-TAKEN = {*OWN_GROUPS}  # what two features call the same is that of the first: see `ringmaster.feature_check`
+# What two features call the same, or a feature and Ringmaster, is that of the first: see `ringmaster.feature_check`.
+TAKEN = {*OWN_GROUPS}
+for group, own_app in OWN_GROUPS.items():
+    TAKEN |= {f"{group} {each.name or command_name(each.callback)}" for each in own_app.registered_commands}
 for source in (sys.modules[__name__], *modules("commands")):
     for panel, commands in getattr(source, "COMMANDS", {}).items():
         for each in commands:

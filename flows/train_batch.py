@@ -22,6 +22,7 @@ from prefect.states import Cancelled
 from prefect.utilities.annotations import quote
 
 from ringmaster.errors import BatchCancelled, BatchFailed
+from ringmaster.feature_check import refuse_faulty_features
 from ringmaster.flows import settings
 from ringmaster.flows.batch.artifacts import show_cost
 from ringmaster.flows.batch.batch_input import BatchInput, as_batch
@@ -99,6 +100,7 @@ def run_stages(
     sweep_scheduler: the scheduler of the sweep whose trials are the jobs.
     caller: the caller of the flow, which may have started servers ahead.
     """
+    refuse_faulty_features()  # also where a run is retried, or its batch comes from elsewhere
     caller = caller or Caller()
     opened: AbstractContextManager[BatchRun]
     if (pool := settings.checked_pool()) is None:

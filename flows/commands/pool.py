@@ -389,13 +389,13 @@ def up(
     from ringmaster.feature_check import refuse_faulty_features
     from ringmaster.flows.services import service_definitions, service_files, up_and_down
 
-    refuse_faulty_features()
     home = settings.home()
     if up_and_down.is_up(home):
         up_and_down.print_states(home)
         _print_ignored(context)
         _show_pool(home, when_up, waits=wait, as_json=as_json)
         return
+    refuse_faulty_features()
     chosen = engine_options(engine, engine_values)
     options = service_definitions.PoolOptions(
         home=home,

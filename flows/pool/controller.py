@@ -37,6 +37,7 @@ from pydantic import ValidationError
 from sqlalchemy.exc import SQLAlchemyError
 
 from ringmaster.errors import input_errors
+from ringmaster.feature_check import refuse_faulty_features
 from ringmaster.flows import settings
 from ringmaster.flows.batch.flow_runs import OF_COMMAND, runs_fact
 from ringmaster.flows.form_fields import ANSWER_WITHIN_S
@@ -130,6 +131,7 @@ def serve_pool(address: PoolAddress, *, notice: Notice, seed: int = 0) -> None:
 
     The process ends at once, with an error in its log only, if another controller has taken the lead.
     """
+    refuse_faulty_features()
     log_to_stderr(ProcessRole.CONTROLLER)
     with stop_signals() as on_stop:
         notice("waiting for the pool's database, where it does not answer yet")

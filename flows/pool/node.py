@@ -13,6 +13,8 @@ from prefect import flow, get_run_logger
 from prefect.runtime import flow_run
 
 from ringmaster.errors import InputError, NodeAlreadyServed, ReleaseMismatch, input_errors
+from ringmaster.feature_check import refuse_faulty_features, refuse_faulty_modules
+from ringmaster.feature_hooks import OF_PROCESSES
 from ringmaster.flows import settings
 from ringmaster.flows.interrupts import stop_signals
 from ringmaster.flows.output import ProcessRole, log_to_stderr, logs_to
@@ -37,6 +39,7 @@ RELEASE_EVERY_S = 5.0  # interval of the checks of the leader's release
 
 def serve_flows(pool: PoolAddress, *, name: str, notice: Notice) -> None:
     """Runs the pool's flows on this machine, which has no devices for the pool, until SIGTERM or SIGINT."""
+    refuse_faulty_features()
     log_to_stderr(ProcessRole.FLOW_WORKER)
     wait_for(f"{pool.prefect_api}/health", notice)
     queues, most_runs = (DEFAULT_QUEUE, REQUESTS_QUEUE), settings.most_flow_runs()
@@ -53,9 +56,11 @@ def serve_flows(pool: PoolAddress, *, name: str, notice: Notice) -> None:
 def serve_until_stopped(options: own_node.NodeOptions, *, notice: Notice) -> bool:
     """Serves until SIGTERM or SIGINT; returns False if another worker has taken the node over.
 
-    Raises InputError if another worker holds the devices, ReleaseMismatch if the pool is of another release, at the
-    start or later.
+    Raises InputError if another worker holds the devices or an installed feature has a fault, ReleaseMismatch if the
+    pool is of another release, at the start or later.
     """
+    refuse_faulty_features()
+    refuse_faulty_modules(OF_PROCESSES)  # on which each job of this node would fail
     log_to_stderr(ProcessRole.NODE)
     _hold(options, notice)
     database = Database(options.pool.database)

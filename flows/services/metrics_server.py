@@ -10,6 +10,7 @@ password.
 """
 
 import argparse
+import logging
 import os
 import sys
 import threading
@@ -60,6 +61,7 @@ OUTCOMES = (
     OutcomeStatus.LOST,
     CANCELLED,
 )
+logger = logging.getLogger(__name__)
 SINCE = "since this server has started"
 
 Rows = Iterable[tuple[Sequence[str], float]]
@@ -264,17 +266,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def routes_of_features(pool: Any, is_ending: Callable[[], bool]) -> tuple[list[BaseRoute], list[BaseRoute]]:
     """Returns the routes of features behind the pool's password, and those that check keys of their own.
 
-    Raises InputError where two have one path: of these, the first one would answer, also to what the other protects.
+    Routes of which one has the path of an earlier feature are left out, with a line in the log: the first one would
+    answer, also to what the other protects.
     """
     every: dict[str, list[BaseRoute]] = {"ROUTES": [], "KEYED_ROUTES": []}
     taken = dict.fromkeys((METRICS_PATH, HEALTH_PATH), OWN)
-    for name, routes in every.items():
-        for package, module in modules_by_package("routes").items():
+    for package, module in modules_by_package("routes").items():
+        for name, routes in every.items():
             own = list(getattr(module, name)(pool, is_ending)) if hasattr(module, name) else []
-            for path in (getattr(route, "path", "") for route in own):
-                if (other := taken.setdefault(path, package)) != package:
-                    raise InputError([in_words(clash("HTTP route", path, other, package))])
-            routes += own
+            paths = {getattr(route, "path", ""): package for route in own}
+            others = {path: taken[path] for path in paths if taken.get(path, package) != package}
+            for path, other in others.items():
+                fault = in_words(clash("HTTP route", path, other, package))
+                logger.warning("%s of %s are left out: %s", name, package, fault)
+            if not others:
+                taken |= paths
+                routes += own
     return every["ROUTES"], every["KEYED_ROUTES"]
 
 

@@ -5,11 +5,22 @@ No feature replaces another one silently, nor anything of Ringmaster. Built-in f
 
 from collections.abc import Iterator
 from functools import cache
+from itertools import product
+from types import ModuleType
 
 from ringmaster import features
 from ringmaster.errors import InputError
-from ringmaster.feature_hooks import HOOKS, OF_PACKAGES, OF_PROCESSES, examined, layout_faults
-from ringmaster.features import FeaturePackage
+from ringmaster.feature_hooks import (
+    HOOKS,
+    OF_PACKAGES,
+    OF_PROCESSES,
+    HookList,
+    examined,
+    layout_faults,
+    remedy_for,
+    uninstall,
+)
+from ringmaster.features import BUILTIN, ENTRY_POINT_GROUP, FeaturePackage
 from ringmaster.findings import Finding
 from ringmaster.registry import installed_entries, resolve
 
@@ -26,7 +37,7 @@ def feature_findings() -> tuple[Finding, ...]:
     kinds = [kind for kind in HOOKS if kind != OF_PROCESSES] if installed else []
     faults = [fault for package in installed for fault in layout_faults(package)]
     faults += [fault for package in installed for kind in kinds for fault in examined(package, kind)[1]]
-    return tuple(dict.fromkeys([*faults, *_clashes(kinds), *_entry_point_clashes()]))
+    return tuple(dict.fromkeys([*_packages_named_twice(), *faults, *_clashes(kinds), *_entry_point_clashes()]))
 
 
 def refuse_faulty_features() -> None:
@@ -49,9 +60,8 @@ def in_words(fault: Finding) -> str:
 def clash(what: str, name: str, first: FeaturePackage, second: FeaturePackage) -> Finding:
     """Returns the fault of a name that two packages take."""
     others = [each.distribution for each in (first, second) if each.distribution]
-    uninstall = " or ".join(f"`pip uninstall {each}`" for each in others)
-    problem = f"the {what} {name!r} is of {first} and of {second}"
-    return Finding((), problem, f"{uninstall}, or ask the author of {others[-1]} for another name")
+    problem, either = f"the {what} {name!r} is of {first} and of {second}", " or ".join(map(uninstall, others))
+    return Finding((), problem, f"{either}, or ask the author of {others[-1]} for another name")
 
 
 def _clashes(kinds: list[str]) -> Iterator[Finding]:
@@ -61,11 +71,37 @@ def _clashes(kinds: list[str]) -> Iterator[Finding]:
     for kind in kinds:
         for list_name, hook in HOOKS[kind].items():
             for package, module in features.modules_by_package(kind).items():
-                entries = hook.entries(getattr(module, list_name)) if hasattr(module, list_name) else []
-                for what, name in ((what, name) for entry in entries for name in hook.names(entry) for what in hook.of):
+                names, faults = _names(hook, module, list_name, package=package)
+                yield from faults
+                for name, what in product(names, hook.of):
                     other = taken.setdefault((what, name), package)
                     if other != package and (other.distribution or package.distribution):
                         yield clash(what, name, other, package)
+
+
+def _names(
+    hook: HookList, module: ModuleType, list_name: str, *, package: FeaturePackage
+) -> tuple[list[str], list[Finding]]:
+    """Returns the names that the entries of a list take, and the entries of which none can be read."""
+    names, faults = list[str](), list[Finding]()
+    for entry in hook.entries(getattr(module, list_name)) if hasattr(module, list_name) else []:
+        try:
+            names += hook.names(entry)
+        except Exception as error:
+            if not package.distribution:
+                raise
+            problem = f"{module.__name__}: {list_name} cannot be used: {type(error).__name__}: {error}"
+            faults.append(Finding((), problem, remedy_for(package)))
+    return names, faults
+
+
+def _packages_named_twice() -> Iterator[Finding]:
+    """Yields the packages of features that two distributions name, or one and Ringmaster."""
+    taken = dict.fromkeys(BUILTIN, OWN.name)
+    for each in installed_entries(ENTRY_POINT_GROUP):
+        if (other := taken.setdefault(each.value, each.distribution)) != each.distribution:
+            problem = f"the feature {each.value} is named by two distributions: {other} and {each.distribution}"
+            yield Finding((), problem, uninstall(each.distribution))
 
 
 def _entry_point_clashes() -> Iterator[Finding]:

@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import inspect
 import logging
+import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
@@ -17,11 +18,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ringmaster.features import FeaturePackage
+from ringmaster.features import FeaturePackage, modules
 from ringmaster.findings import Finding
-from ringmaster.registry import resolve
+from ringmaster.registry import UNNAMED, resolve
 
 logger = logging.getLogger(__name__)
+CLI = "ringmaster.flows.cli"
+left_out: set[FeaturePackage] = set()
+"""The features of which this process has left out a module."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +133,12 @@ def command_name(command: Any) -> str:
 
 def with_options(name: str, command: Any) -> Iterable[str]:
     """Returns the name of a command, and each of its options after it."""
-    return [name, *(f"{name} --{each.replace('_', '-')}" for each in inspect.signature(command).parameters)]
+    return [name, *(option_of(name, each) for each in inspect.signature(command).parameters)]
+
+
+def option_of(name: str, parameter: str) -> str:
+    """Returns the name of a command and that of the option of its parameter."""
+    return f"{name} --{parameter.replace('_', '-')}"
 
 
 def names_of_commands(commands: tuple[str, Sequence[Any]]) -> Iterable[str]:
@@ -140,9 +149,9 @@ def names_of_commands(commands: tuple[str, Sequence[Any]]) -> Iterable[str]:
 
 def core_commands() -> Iterable[str]:
     """Returns the commands of Ringmaster itself, their options, and the groups of commands."""
-    for commands in resolve("ringmaster.flows.cli:COMMANDS").items():
+    for commands in resolve(f"{CLI}:COMMANDS").items():
         yield from names_of_commands(commands)
-    for group, app in resolve("ringmaster.flows.cli:OWN_GROUPS").items():
+    for group, app in resolve(f"{CLI}:OWN_GROUPS").items():
         yield group
         for each in app.registered_commands:
             if each.callback.__module__.startswith("ringmaster.flows."):
@@ -150,13 +159,28 @@ def core_commands() -> Iterable[str]:
 
 
 def added_options(entry: tuple[str, Callable[[Any], Any]]) -> Iterable[str]:
-    """Returns the options that a function adds to a command, after the name of the command."""
+    """Returns the options that a function adds to a command, or replaces, after the name of the command.
 
-    def command() -> None:
-        """A command without options."""
+    A function may read the parameters of the command that it is for.
+    """
+    tables = [getattr(each, "COMMANDS", {}) for each in (importlib.import_module(CLI), *modules("commands"))]
+    every = (each for table in tables for commands in table.values() for each in commands)
 
+    def command(**options: Any) -> None:
+        """Has the parameters of the real one, which stays as it is."""
+
+    real = next((each for each in every if each.__name__ == entry[0]), lambda: None)
     command.__name__ = entry[0]
-    return [*with_options(entry[0], entry[1](command))][1:]
+    command.__signature__ = inspect.signature(real, eval_str=True)  # type: ignore[attr-defined]
+    own = _values_of_options(command)
+    result = _values_of_options(entry[1](command))
+    return [option_of(command_name(command), name) for name, value in result.items() if own.get(name) != value]
+
+
+def _values_of_options(command: Any) -> dict[str, tuple[Any, Any]]:
+    """Returns the annotations and the defaults of a command's parameters."""
+    every = inspect.signature(command, eval_str=True).parameters.values()
+    return {each.name: (each.annotation, each.default) for each in every}
 
 
 _JOB_KEYS: Any = {
@@ -181,7 +205,7 @@ HOOKS: Mapping[str, Mapping[str, HookList]] = {
             form=PAIRS,
             of=("kind of data that is inferred",),
             names=lambda entry: entry[:1],
-            core=lambda: resolve("ringmaster.techniques.data.inference:KINDS"),
+            core=lambda: ("chat", *resolve("ringmaster.techniques.data.inference:KINDS")),
         ),
         "DECISIVE_COLUMNS": HookList(form=PAIRS),
         "CONFIG_FIELDS": HookList(form=FUNCTIONS),
@@ -291,6 +315,7 @@ HOOKS: Mapping[str, Mapping[str, HookList]] = {
             form=objects_of("ringmaster.tasks.evaluation.suite_tests:SuiteTests"),
             of=("key of files of tests",),
             names=lambda tests: tests.keys.model_fields,
+            core=lambda: own_fields("ringmaster.tasks.evaluation.suite:Suite"),
         )
     },
     "resident": {
@@ -333,11 +358,22 @@ OF_PACKAGES = {
     "OBJECTIVES": "ringmaster.tasks.planning.objectives:OBJECTIVES",
 }
 """The registries of what the packages of built-in features list themselves. Installed ones have entry points."""
+ONLY_BUILTIN = {
+    "MODEL_LOSSES": "name the loss in jobs (`loss`)",
+    "FORMER_TECHNIQUES": "keep the former module, which imports the technique",
+    "FORMER_MODULES": "keep the former module, which imports the present one",
+}
+"""Further lists of the packages of built-in features, with what installed ones do instead."""
+
+
+def uninstall(distribution: str) -> str:
+    """Returns how a person removes a distribution."""
+    return "delete its folder *.dist-info" if distribution == UNNAMED else f"`pip uninstall {distribution}`"
 
 
 def remedy_for(package: FeaturePackage) -> str:
     """Returns what a person can do about the faults of an installed feature."""
-    return f"`pip uninstall {package.distribution}`, or ask its author for a release that is mended"
+    return f"{uninstall(package.distribution)}, or ask its author for a release that is mended"
 
 
 Examination = tuple[ModuleType | None, tuple[Finding, ...]]
@@ -359,23 +395,21 @@ def examined(package: FeaturePackage, kind: str) -> Examination:
     except Exception as error:  # noqa: BLE001 - of another's code; it is reported
         faults = [Finding((), f"{name} cannot be imported: {type(error).__name__}: {error}", remedy_for(package))]
     for fault in faults:
+        left_out.add(package)
         logger.warning("the feature %s is left out: %s. To fix: %s", package, fault.message, fault.remedy)
     return (None, tuple(faults)) if faults else (module, ())
 
 
 def _faults_of(module: ModuleType, kind: str, *, package: FeaturePackage) -> Iterator[Finding]:
     lists = {name: hook for name, hook in HOOKS[kind].items() if hasattr(module, name)}
-    if not lists:
-        problem = f"{module.__name__} lists nothing that Ringmaster reads"
-        yield Finding((), problem, f"define one of {', '.join(HOOKS[kind])}, or rename the module")
     for name, hook in lists.items():
         try:
             hook.entries(getattr(module, name))
         except TypeError as error:
             yield Finding((), f"{module.__name__}: {name} is something else", f"write what {error}")
-    for name in vars(module).keys() - HOOKS[kind].keys():
+    for name in sorted(_assigned(module.__name__) - HOOKS[kind].keys()):
         close = difflib.get_close_matches(name, HOOKS[kind], n=1, cutoff=0.9) if name.isupper() else []
-        if close and close[0] not in lists:
+        if close and close[0] not in lists and isinstance(getattr(module, name, None), (list, tuple, Mapping)):
             yield Finding((), f"{module.__name__}: {name} is read by nothing", f"write {close[0]}")
 
 
@@ -391,26 +425,28 @@ def layout_faults(package: FeaturePackage) -> Iterator[Finding]:
     if folders is None:
         yield Finding((), f"the feature {package} is a module", "name the package that has its modules")
         return
-    files = {file.stem: file for folder in folders for file in Path(folder).glob("*.py")}
-    kinds = {name: kind for kind, lists in HOOKS.items() for name in lists}
-    for stem in sorted(files.keys() - HOOKS.keys()):
-        for name in _assigned(files[stem]) & kinds.keys():
-            if kinds[name] not in files:
-                problem = f"{package}: {stem}.py has {name}, which is read of {kinds[name]}.py alone"
-                yield Finding((), problem, f"rename {stem}.py to {kinds[name]}.py")
-    if not files.keys() & HOOKS.keys():
+    names = {each.name for each in pkgutil.iter_modules(map(str, folders))}  # also packages and compiled modules
+    for name in sorted(names - HOOKS.keys()):
+        for kind in difflib.get_close_matches(name, sorted(HOOKS.keys() - names), n=1, cutoff=0.8):
+            for list_name in sorted(_assigned(f"{package.name}.{name}") & HOOKS[kind].keys()):
+                problem = f"{package}: {name}.py has {list_name}, which is read of {kind}.py alone"
+                yield Finding((), problem, f"rename {name}.py to {kind}.py")
+    if not names & HOOKS.keys():
         yield Finding((), f"the feature {package} has no module of {', '.join(HOOKS)}", remedy_for(package))
-    for name in sorted(OF_PACKAGES.keys() & vars(own).keys()):
-        group = resolve(OF_PACKAGES[name]).entry_point_group
+    for name in sorted(vars(own).keys() & {*OF_PACKAGES, *ONLY_BUILTIN}):
         problem = f"{package}: {name} is read of built-in features alone"
-        yield Finding((), problem, f"add entry points of the group {group} to its pyproject.toml")
+        remedy = ONLY_BUILTIN.get(name) or (
+            f"add entry points of the group {resolve(OF_PACKAGES[name]).entry_point_group} to its pyproject.toml"
+        )
+        yield Finding((), problem, remedy)
 
 
-def _assigned(file: Path) -> set[str]:
-    """Returns the names that a file assigns at its top level."""
+def _assigned(module: str) -> set[str]:
+    """Returns the names that the file of a module assigns at its top level; none of one without a text."""
+    spec = importlib.util.find_spec(module)
     try:
-        tree = ast.parse(file.read_bytes())
-    except (SyntaxError, ValueError):  # importing it raises the same error
+        tree = ast.parse(Path((spec and spec.origin) or "").read_bytes())
+    except (OSError, SyntaxError, ValueError):  # importing it raises the same error, or it is compiled
         return set()
     plain = (target for each in tree.body if isinstance(each, ast.Assign) for target in each.targets)
     annotated = (each.target for each in tree.body if isinstance(each, ast.AnnAssign))

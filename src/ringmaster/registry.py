@@ -73,10 +73,14 @@ class InstalledEntry:
     value: str
 
 
+UNNAMED = "an unnamed distribution"
+"""What stands for the name of a distribution without metadata."""
+
+
 def installed_entries(entry_point_group: str) -> tuple[InstalledEntry, ...]:
     """Returns the entry points of a group, of all installed distributions by their names; each once."""
     entries = entry_points(group=entry_point_group)
-    every = dict.fromkeys(InstalledEntry(e.dist.name if e.dist else "", e.name, e.value) for e in entries)
+    every = dict.fromkeys(InstalledEntry((e.dist and e.dist.name) or UNNAMED, e.name, e.value) for e in entries)
     return tuple(sorted(every, key=lambda entry: entry.distribution))
 
 

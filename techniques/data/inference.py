@@ -60,7 +60,8 @@ def infer_kind(spec: DataSpec, model: ModelSpec) -> str | None:
     if (tokenized := _tokenized(spec, there)) is not None:
         return tokenized
     if (architecture := architecture_of(model)) is not None and architecture.endswith(CLASSIFIERS):
-        return suited[0]  # also where a column is missing, which its preparation then says
+        # Also where a column is missing, which its preparation then says.
+        return _fitting(spec, model, there) or next(kind for kind in suited if kind in KINDS)
     return _fitting(spec, model, there)
 
 

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ringmaster.feature_hooks import left_out
 from ringmaster.techniques.processes.channel import Channel
 
 CHANGED = "changed"
@@ -28,8 +29,11 @@ def changed_files() -> list[str]:
 
 
 def report_changed(channel: Channel, _: Any) -> int:
-    """Sends the files that have changed. The target of a child of a fork server."""
-    channel.send({CHANGED: changed_files()[:1]})
+    """Sends a file that has changed, or a feature with a fault, which may be mended by now, if there is any.
+
+    The target of a child of a fork server.
+    """
+    channel.send({CHANGED: [*changed_files(), *(each.name for each in left_out)][:1]})
     return 0
 
 

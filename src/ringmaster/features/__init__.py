@@ -141,11 +141,13 @@ def packages(*, only_builtin: bool = False) -> tuple[FeaturePackage, ...]:
 
 @cache
 def installed_packages() -> tuple[FeaturePackage, ...]:
-    """Returns the packages of features that installed distributions add, by the names of these."""
+    """Returns the packages of features that installed distributions add, by the names of these; each package once."""
     from ringmaster import registry  # whose imports take longer than some commands
 
-    entries = registry.installed_entries(ENTRY_POINT_GROUP)
-    return tuple(FeaturePackage(each.value, each.distribution) for each in entries)
+    first: dict[str, FeaturePackage] = {}
+    for entry in registry.installed_entries(ENTRY_POINT_GROUP):
+        first.setdefault(entry.value, FeaturePackage(entry.value, entry.distribution))
+    return tuple(package for name, package in first.items() if name not in BUILTIN)
 
 
 @cache
