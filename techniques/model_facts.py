@@ -102,7 +102,7 @@ class ModelFacts:
     undivided: what several adapters in one batch cannot each have of their own, as a message about `modules_to_save`
         or about tensors of the samples; empty if there is nothing.
     computes_loss: whether the loss, when the job names none, is the model's own, of more than logits, or one of rows.
-    whole_batch: the reason why the job's batch must not be divided; empty if it may be (`runtime.probing`).
+    whole_batch: the reason why the job's batch must not be divided; empty if it may be (`techniques.probing`).
     scalar: the name of a parameter that is a single number, which cannot be sharded; empty if there is none.
     former: stored facts that only earlier releases recorded.
     """
@@ -134,13 +134,13 @@ CAUSAL_SUFFIXES = ("ForCausalLM", "LMHeadModel")
 """Endings of the names of transformers' causal language models."""
 
 
-def default_loss(model_class: str) -> str | None:
-    """Returns the loss of models whose name ends as a feature says (`MODEL_LOSSES` of its package); None for others.
+MODEL_LOSSES: Mapping[str, str] = features.dotted_names("MODEL_LOSSES")
+"""The losses that features have for models, by the endings of their names. They also read what a model writes."""
 
-    Such a loss also reads what the model writes from its output.
-    """
-    losses = features.dotted_names("MODEL_LOSSES")
-    return next((losses[ending] for ending in losses if model_class.endswith(ending)), None)
+
+def default_loss(model_class: str) -> str | None:
+    """Returns the loss of `MODEL_LOSSES` for models of a class; None for others."""
+    return next((loss for ending, loss in MODEL_LOSSES.items() if model_class.endswith(ending)), None)
 
 
 def is_causal_name(name: str) -> bool:

@@ -247,7 +247,9 @@ def _form(name: str) -> str:
     visible = " ".join("".join(seen).split()).translate(LOOK_ALIKES)
     text = unicodedata.normalize("NFKC", visible.casefold())
     text = {"true": "1", "false": "0"}.get(text, text)  # as some programs write the one, and some the other
-    return str(Fraction(text)) if len(text) <= MAX_DIGITS and math.isfinite(read_number(text)) else text
+    value = read_number(text) if len(text) <= MAX_DIGITS else math.nan
+    # What is 0 as a float may have millions of digits as a fraction.
+    return text if not math.isfinite(value) else str(Fraction(text)) if value else "0"
 
 
 MAX_DIGITS = 1000  # of numbers that are compared by their values; more take long

@@ -47,7 +47,7 @@ MANIFEST = "rows.json"
 WRITTEN = "has_written_special_tokens"
 """What is known of each row by this name: whether special tokens are in its texts, and plain text there."""
 # Incremented whenever the same rows would be encoded or kept in another way than before.
-FORMAT = 6
+FORMAT = 7
 DAYS_KEPT = 14
 # Where a tokenizer was loaded from, in its tokenizer_config.json.
 PLACES = frozenset({"name_or_path", "is_local", "local_files_only"})

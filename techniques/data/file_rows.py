@@ -9,9 +9,8 @@ import hashlib
 import math
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, date, datetime
+from datetime import UTC, datetime
 from itertools import chain, compress
 from pathlib import Path
 from typing import Any
@@ -195,6 +194,8 @@ def _position(key: str) -> float:
 DAY_S = 86_400.0
 MAX_SECONDS = 1e11
 """No time of a row is so far from 1970: such a number is in milliseconds."""
+FIRST_DATE, LAST_DATE = 1900_00_00, 2101_00_00
+"""Whole numbers between these are dates of eight digits."""
 
 
 def needs_moments(window: Mapping[str, Any] | None) -> bool:
@@ -224,7 +225,8 @@ def rows_in_window(moments: Sequence[NDArray[np.float64]], window: Mapping[str, 
 def moment(value: Any, default: float | None = None) -> float:
     """Converts a number of seconds, an ISO 8601 text or a date into seconds since the epoch; UTC without a time zone.
 
-    A number such as 20260131 is that date, as the text "20260131" is, rather than a time in August 1970.
+    A whole number such as 20260131 is that date, as the text "20260131" is, rather than a time in August 1970; also as
+    a float, which whole numbers beside missing ones are in tables.
 
     Raises ValueError for other values. If `default` is given, it is the result for None.
     """
@@ -232,8 +234,8 @@ def moment(value: Any, default: float | None = None) -> float:
         return default
     if isinstance(value, bool) or value is None:
         raise ValueError(f"{value!r} is not a valid time")
-    if isinstance(value, int) and (day := _date_in(value)) is not None:
-        value = day
+    if isinstance(value, (int, float)) and value == value // 1 and FIRST_DATE < value < LAST_DATE:
+        value = f"{value:.0f}"
     if isinstance(value, (int, float)):
         if not abs(value) < MAX_SECONDS:  # also NaN
             raise ValueError(f"{value!r} is not a valid time: numbers are seconds since 1970, not milliseconds")
@@ -245,14 +247,6 @@ def moment(value: Any, default: float | None = None) -> float:
     except ValueError:
         raise ValueError(f"{value!r} is not a valid time: write it as 2026-01-31 or 2026-01-31T12:00:00Z") from None
     return (read if read.tzinfo is not None else read.replace(tzinfo=UTC)).timestamp()
-
-
-def _date_in(number: int) -> date | None:
-    """The date that a number of eight digits is, from 1900 to 2100; None where it is none."""
-    with suppress(ValueError):
-        if 1900_00_00 < number < 2101_00_00:
-            return date(number // 10_000, number // 100 % 100, number % 100)
-    return None
 
 
 @dataclass(frozen=True)

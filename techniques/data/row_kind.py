@@ -478,4 +478,4 @@ class RowKind(StoredSource):
         further = (
             pair for kind, columns in listed("job", "DECISIVE_COLUMNS") if kind in names for pair in columns.items()
         )
-        return Columns.find(self.options(spec), there=there, where=where, decisive={**self.decisive, **dict(further)})
+        return Columns.find(self.options(spec), there=there, where=where, decisive={**dict(further), **self.decisive})

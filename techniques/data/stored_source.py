@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 DESCRIPTION = "data.json"
 """What describes the samples in a folder. Releases before 0.4 had another one, with files of another format."""
 # Incremented whenever the same files would be prepared into other samples than before, or refused.
-FORMAT = 5
+FORMAT = 6
 # Settings that may name a folder, and arguments of `load_dataset` that may name files of this machine.
 NAME_FOLDERS, NAME_FILES = ("processor", "encoded_as"), ("data_files", "data_dir")
 # Packages whose classes change with a release alone.

@@ -32,7 +32,7 @@ from ringmaster.techniques.loss import (
 )
 from ringmaster.techniques.losses.supervised import CrossEntropy
 from ringmaster.techniques.metric import IGNORED
-from ringmaster.techniques.model_facts import default_loss, is_causal_name
+from ringmaster.techniques.model_facts import MODEL_LOSSES, default_loss, is_causal_name
 from ringmaster.techniques.models.layers import DROPOUTS
 
 SampleTensors = Mapping[str, Tensor]
@@ -381,9 +381,8 @@ def _bind_loss(
     is_causal = is_plain and is_causal_name(name)
     is_classifier = is_plain and name.endswith(CLASSIFIER_SUFFIXES)
     is_seq2seq = has_encoder and name.endswith(SEQUENCE_TO_SEQUENCE_SUFFIXES)
-    own_loss = default_loss(name) if is_plain else None
-    job_loss = job_loss or own_loss
-    inputs = without_labels if is_causal or is_classifier or (own_loss and job_loss == own_loss) else arguments
+    job_loss = job_loss or (default_loss(name) if is_plain else None)
+    inputs = without_labels if is_causal or is_classifier or job_loss in MODEL_LOSSES.values() else arguments
     base = spec.from_pretrained
     if (function := loss_function(job_loss, options or {})) is not None:
         flags = {CAUSAL: is_causal, CLASSIFIER: is_classifier, SEQUENCE_TO_SEQUENCE: is_seq2seq}

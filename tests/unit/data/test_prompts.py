@@ -3,6 +3,8 @@
 import json
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from ringmaster.features.on_policy.rollout import prompts_of
@@ -56,6 +58,16 @@ def test_wrong_rows_are_refused_with_their_place(tmp_path, row, said):
     rows = [{"prompt": "one"}, {"prompt": "two"}, row]
     with pytest.raises(ValueError, match=said):
         opened(tmp_path, rows, seq_len=8)
+
+
+def test_messages_for_rewards_lack_the_keys_that_a_table_fills_up(tmp_path):
+    rows = [
+        {"prompt": "one", "chosen": [{"role": "assistant", "content": "a", **more}]} for more in ({"name": "b"}, {})
+    ]
+    path = tmp_path / "rows.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([*rows, *rows]), path)
+    _, training, _ = opened(tmp_path, rows, path=str(path))
+    assert prompts_of(fetch(training, [1])) == [rows[1]]
 
 
 def test_columns_with_names_of_arguments_are_refused(tmp_path):

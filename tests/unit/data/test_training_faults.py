@@ -152,6 +152,7 @@ def test_labels_that_differ_in_case_are_told(tmp_path, tokenizer):
         (["\uff21", "a", "b"], "'a', '\\uff21'"),
         (["spam", "sp\u0430m", "b"], "'spam', 'sp\\u0430m'"),
         (["5.", "+5", "5e400"], "'+5', '5.'"),
+        (["3E-9000", "0", "9e-99999999"], "'0', '3E-9000', '9e-99999999'"),
     ],
 )
 def test_labels_that_differ_in_how_they_are_written_are_told(tmp_path, tokenizer, labels, names):

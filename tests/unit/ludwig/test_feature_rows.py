@@ -122,6 +122,11 @@ def test_a_category_that_pandas_writes_as_missing_is_missing(tmp_path):
         coloured(tmp_path, kind=math.nan)
 
 
+def test_a_category_that_an_earlier_model_learnt_from_missing_values_keeps_its_number():
+    encode = ValueEncoder({"name": "town", "type": "category", "categories": ["<UNK>", "a", "nan"], "unknown": True})
+    assert int(encode(math.nan, None)) == 2
+
+
 @pytest.mark.parametrize("value", [["a", "b"], {"of": "a"}])
 def test_what_is_no_name_of_a_category_is_refused_with_its_row(tmp_path, value):
     with pytest.raises(ValueError, match=r"rows\.jsonl, row 5: town is (list|dict)"):

@@ -211,7 +211,10 @@ class ValueEncoder:
     def __call__(self, value: Any, context: row_source.SampleContext) -> Any:
         """Returns the array of a value. Raises ValueError, with the feature's name, where it is none of its type."""
         feature, name = self.feature, self.feature["name"]
-        is_missing = _is_missing(value) and (feature["type"] != NUMBER or not isinstance(value, float))
+        is_nan = isinstance(value, float) and math.isnan(value)
+        # Numbers refuse NaN, and models of earlier releases may have learnt a category of this name.
+        takes_nan = feature["type"] == NUMBER or "nan" in self._labels.names
+        is_missing = _is_missing(value) and not (is_nan and takes_nan)
         if is_missing and (feature.get("is_output") or feature["type"] == IMAGE):
             raise ValueError(f"{role(feature)} has no value. To fix: add the value, or remove the row")
         if feature["type"] == NUMBER:

@@ -39,6 +39,7 @@ class Prompt(chat.ConversationSource):
     options_class = PromptOptions
     needs_tokenizer = True
     copies_labels = False
+    message_roles = chat.ConversationSource.message_roles | {"chosen", "rejected"}  # for functions that reward
     version = 6
     padding: ClassVar[Mapping[str, int]] = {"input_ids": 0, "attention_mask": 0, ROW: 0}
     uncut: ClassVar[frozenset[str]] = frozenset({ROW})
