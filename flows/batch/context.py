@@ -35,7 +35,7 @@ from ringmaster.text import Notice
 
 @dataclass(frozen=True, kw_only=True)
 class NodeContext:
-    """The resources for profiling a batch's jobs on this machine.
+    """What a run of a batch uses of this machine, to measure its jobs and to train them.
 
     caller: the caller of the flow, which shows the progress.
     batch: the batch.
@@ -66,7 +66,7 @@ class NodeContext:
         return f"batch {self.batch.name}"
 
     def with_models(self, journal: Journal | None) -> NodeContext:
-        """Returns the resources with the folders of the models that the batch's jobs name, by `with_models`."""
+        """Returns the resources with the folders of the models that the batch's jobs name."""
         batch, weights = with_models(self.batch, self.ledger, journal, settings.home())
         return replace(self, batch=batch, environment=replace(self.environment, weights=weights))
 
@@ -135,7 +135,7 @@ def _environment(
 
 @contextmanager
 def open_node_context(batch: Batch, *, home: Path, caller: Caller) -> Iterator[NodeContext]:
-    """Opens the resources for profiling, the slow ones in parallel; ends all workers on exit.
+    """Opens the resources of this machine, the slow ones in parallel; ends all workers on exit.
 
     caller: the caller of the flow, which may have started servers ahead.
 

@@ -149,7 +149,7 @@ def open_local_run(
 class LocalRun(BatchRun):
     """A run of a batch on this machine: the executor runs in this process.
 
-    node_context: the resources for profiling, with the folders of the models that the jobs name.
+    node_context: what the run uses of this machine, with the folders of the models that the jobs name.
     run_paths: the run's folders and checkpoint options.
     seed: seed of the planner.
     """

@@ -227,7 +227,7 @@ class ReplanPolicy:
     worth_s: the least gain in seconds.
     optimism: the standard deviations of its own error by which an option that has not run counts as faster than it is
         believed to be when a plan is made and judged, so that it is tried where it may be better.
-    most_explored: the most options of a job that are tried before its next planned segment (`exploration.explored`).
+    most_explored: the most options of a job that are tried before its next planned segment (`explored`).
     objective: the name of the objective to reduce, in seconds (`Coefficients.in_seconds`): the last end, for "weighted"
         the weighted mean end, for "cost" the time for which all devices would cost as much.
     """

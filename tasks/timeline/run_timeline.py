@@ -1,6 +1,6 @@
 """The timeline of a batch or a pool by device: the first plan, and the past, running and future segments.
 
-These are pure values. `reader.py` reads them from a journal's database; `svg.py` and `text.py` draw them.
+These are pure values. `reader.py` reads them from a journal's database; `drawing.py` draws them.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class StateChain:
     """The links of a job, the oldest first.
 
     job: the JSON form of the job.
-    weights: the digest of all that determines the job's weights (`trainer.weights_digest`).
+    weights: the digest of all that determines the job's weights (`rank_job.weights_digest`).
     data: the digest of its samples. Which samples a step reads is a function of them, the job's seed and the step.
     """
 

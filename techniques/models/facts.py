@@ -48,7 +48,7 @@ def model_facts(
     frozen: patterns of the parameters that are not trained.
     base_changes: what changes the weights below the adapter, as in `Job.base_changes`.
     Raises the ValueErrors of `build_model`, except those about weights, of `adapters.attach`, and of
-    `training.parameters.freeze`.
+    `training.optimizers.freeze`.
     """
     if spec.command is not None:
         return UNKNOWN

@@ -65,7 +65,7 @@ def _run(order: GangOrder, rank: int, reporter: Reporter) -> NoReturn:
     reporter.has_stepped = isinstance(technique, BlackBox)  # its loop may have done what it has not reported
     if rank == 0 and order.purpose == TRAIN and not (isinstance(technique, BlackBox) and technique.prints_itself):
         reporter.log = RankLog()
-    if isinstance(technique, BlackBox):
+    if isinstance(technique, BlackBox):  # of commands, groups, rewriting and encoding, which have a loop of their own
         technique.rank = rank
         show_gpus(order.slots)
         if order.purpose == TRIAL:

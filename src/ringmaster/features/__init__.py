@@ -79,7 +79,7 @@ ORDER = (
     "ringmaster.features.external_trainers",
     "ringmaster.features.environment",
     "ringmaster.features.clones",
-    "ringmaster.features.objectives",
+    "ringmaster.features.sweep_objectives",
     "ringmaster.features.quotas",  # before the tariffs, whose question leaves no others
     "ringmaster.features.tariffs",
     "ringmaster.features.technique_report",
@@ -105,8 +105,9 @@ ORDER = (
     "ringmaster.features.pbs",
     "ringmaster.features.ray",
 )
-"""The packages of built-in features that have hooks which others have, too, in the order in which these are called:
-callbacks change a model one after another, keys are in this order in files and records, and commands in the help."""
+"""Packages of built-in features in the order in which their hooks are called: callbacks change a model one after
+another, keys are in this order in files and records, and commands in the help. A new one needs a line here only where
+its hooks must come before those of another."""
 _FOLDERS = sorted(each.parent.name for each in Path(__file__).parent.glob("*/__init__.py"))
 BUILTIN = tuple(dict.fromkeys([*ORDER, *(f"{__name__}.{each}" for each in _FOLDERS)]))
 """The packages of the features of Ringmaster: those of `ORDER`, then the other folders here by their names. Those of

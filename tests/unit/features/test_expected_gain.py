@@ -10,9 +10,9 @@ import pytest
 
 from ringmaster.features.expected_gain.estimate import EndedTrial, OpenTrial, expected_gain
 from ringmaster.features.expected_gain.sweep import Worthless, gain_of, proposal_section
-from ringmaster.features.objectives.sweep import ConstrainedRanking, Constraint, FrontRanking
 from ringmaster.features.rung_evaluation.comparison import EvaluatedRows
 from ringmaster.features.rung_evaluation.sweep import PartialEvaluationPolicy, RowTrial
+from ringmaster.features.sweep_objectives.sweep import ConstrainedRanking, Constraint, FrontRanking
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.tasks.sweeping.early_stopping import SweepTrial
 from ringmaster.tasks.sweeping.space import CategoricalRange

@@ -9,9 +9,9 @@ import optuna
 import pytest
 
 from ringmaster.errors import BatchFileError
-from ringmaster.features.objectives.drawing import DrawnTrial, draw_front
-from ringmaster.features.objectives.front import crowding_distances, front_numbers, front_scores
-from ringmaster.features.objectives.sweep import INFEASIBLE, ConstrainedRanking, Constraint, FrontRanking
+from ringmaster.features.sweep_objectives.drawing import DrawnTrial, draw_front
+from ringmaster.features.sweep_objectives.front import crowding_distances, front_numbers, front_scores
+from ringmaster.features.sweep_objectives.sweep import INFEASIBLE, ConstrainedRanking, Constraint, FrontRanking
 from ringmaster.flows.sweep_form import Sweep, load_sweep, spec_of
 from ringmaster.tasks.storage.journal import JobStatus
 from ringmaster.tasks.sweeping.results import best, leaderboard, sections, why_no_winner

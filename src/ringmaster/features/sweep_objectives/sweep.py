@@ -18,8 +18,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
-from ringmaster.features.objectives.drawing import DrawnTrial, draw_front
-from ringmaster.features.objectives.front import front_numbers, front_scores
+from ringmaster.features.sweep_objectives.drawing import DrawnTrial, draw_front
+from ringmaster.features.sweep_objectives.front import front_numbers, front_scores
 from ringmaster.findings import Finding, findings_where
 from ringmaster.tasks.batch.references import EvaluationMetric, wrong
 from ringmaster.tasks.storage.journal import JobStatus
