@@ -1,5 +1,6 @@
 """The command line. Results go to stdout, all else to stderr; exit 0 done, 2 a fault in the input, 1 anything else."""
 
+import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -7,7 +8,7 @@ from functools import partial
 import typer
 
 from ringmaster.feature_hooks import command_name
-from ringmaster.features import modules
+from ringmaster.features import modules, modules_by_package
 from ringmaster.flows.commands import lineage, models, observing, planning, pool, running, stored_models
 
 app = typer.Typer(
@@ -40,17 +41,28 @@ COMMAND_GROUPS = (
 # joins the lists in `flows.interrupts`; others stop in order while their jobs are trained.
 # OPTIONS are functions by the names of other commands, of which each returns the command with further options.
 
+
+def with_options_of_features(command: Callable[..., None]) -> Callable[..., None]:
+    """Returns a command with the options that features add; those that fail are left out, with a line in the log."""
+    for package, module in modules_by_package("commands").items():
+        try:
+            command = getattr(module, "OPTIONS", {}).get(command.__name__, lambda plain: plain)(command)
+        except Exception as error:
+            if not package.distribution:
+                raise
+            why = f"{type(error).__name__}: {error}"
+            logging.getLogger(__name__).warning("options of %s for %s left out: %s", package, command.__name__, why)
+    return command
+
+
 OWN_GROUPS = {name: group for group, name, _ in COMMAND_GROUPS}
-OPTIONS = [module.OPTIONS for module in modules("commands") if hasattr(module, "OPTIONS")]
 # What two features call the same, or a feature and Ringmaster, is that of the first: see `ringmaster.feature_check`.
 TAKEN = {*OWN_GROUPS}
 for group, own_app in OWN_GROUPS.items():
     TAKEN |= {f"{group} {each.name or command_name(each.callback)}" for each in own_app.registered_commands}
 for source in (sys.modules[__name__], *modules("commands")):
     for panel, commands in getattr(source, "COMMANDS", {}).items():
-        for each in commands:
-            for options in OPTIONS:
-                each = options[each.__name__](each) if each.__name__ in options else each
+        for each in map(with_options_of_features, commands):
             register = OWN_GROUPS[panel].command if panel in OWN_GROUPS else partial(app.command, rich_help_panel=panel)
             name = command_name(each)
             if (key := f"{panel} {name}" if panel in OWN_GROUPS else name) not in TAKEN:

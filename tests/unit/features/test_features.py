@@ -174,6 +174,7 @@ def test_entry_points_of_one_name_in_two_distributions_are_refused(tmp_path):
     assert len(texts) == len(groups) and all(both in text for text in texts)
 
 
+OPTIONS_THAT_FAIL = "def fail(command): 1 / 0\nOPTIONS = {'plan': fail}"
 KEYS_THAT_FAIL = (
     JOB.format(key="own")
     + """
@@ -198,7 +199,7 @@ ENTRY_KEYS = (OwnKeys,)
         ({**JOB_KEY, "__init__": "MODEL_LOSSES = {}"}, "MODEL_LOSSES is read of built-in features alone"),
         ({**JOB_KEY, "__init__": "FORMER_MODULES = {}"}, "FORMER_MODULES is read of built-in features alone"),
         ({"job": KEYS_THAT_FAIL}, "job: ENTRY_KEYS cannot be used: KeyError: 'own'"),
-        ({"commands": "def of_file(command): 1 / 0\nOPTIONS = {'plan': of_file}"}, "OPTIONS cannot be used: ZeroDiv"),
+        ({"commands": OPTIONS_THAT_FAIL}, "OPTIONS cannot be used: ZeroDivisionError"),
     ],
 )  # fmt: skip
 def test_a_feature_that_cannot_be_used_is_refused_with_its_distribution_and_left_out_until_then(
@@ -368,6 +369,7 @@ def test_a_package_that_two_distributions_name_is_one_feature_and_refused(packag
     assert fault.remedy == "`pip uninstall beta`"
 
 
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules")  # a second copy of the command line
 def test_a_command_of_a_group_of_ringmaster_stays(tmp_path, monkeypatch):
     monkeypatch.setattr(lineage.app, "registered_commands", [*lineage.app.registered_commands])
     text = COMMANDS + "def show(): pass\nCOMMANDS = {'lineage': (show, own)}"
@@ -376,6 +378,14 @@ def test_a_command_of_a_group_of_ringmaster_stays(tmp_path, monkeypatch):
         every = [(each.name or each.callback.__name__, each.callback) for each in lineage.app.registered_commands]
     (show,) = (call for name, call in every if name == "show")
     assert show.__module__.startswith("ringmaster.") and "own" in dict(every)
+
+
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules")  # a second copy of the command line
+def test_options_that_cannot_be_used_are_left_out_of_the_command_line(tmp_path, caplog):
+    with installed(tmp_path, {"alpha": {"commands": OPTIONS_THAT_FAIL}}), caplog.at_level(logging.WARNING):
+        app = runpy.run_module("ringmaster.flows.cli", run_name="cli", alter_sys=True)["app"]
+    assert "plan" in [each.name for each in app.registered_commands]
+    assert "options of alpha (distribution alpha) for plan left out: ZeroDivisionError" in caplog.text
 
 
 def test_a_server_that_has_left_out_a_feature_counts_as_changed(tmp_path, monkeypatch):
