@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +80,14 @@ UNNAMED = "an unnamed distribution"
 def installed_entries(entry_point_group: str) -> tuple[InstalledEntry, ...]:
     """Returns the entry points of a group, of all installed distributions by their names; each once."""
     entries = entry_points(group=entry_point_group)
-    every = dict.fromkeys(InstalledEntry((e.dist and e.dist.name) or UNNAMED, e.name, e.value) for e in entries)
+    every = dict.fromkeys(InstalledEntry(_distribution_of(each), each.name, each.value) for each in entries)
     return tuple(sorted(every, key=lambda entry: entry.distribution))
+
+
+def _distribution_of(entry: EntryPoint) -> str:
+    with suppress(FileNotFoundError):  # raised by the package importlib_metadata, which other libraries import
+        return (entry.dist and entry.dist.name) or UNNAMED
+    return UNNAMED
 
 
 @cache

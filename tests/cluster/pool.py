@@ -9,6 +9,7 @@ import uuid
 import psutil
 from sqlalchemy import select
 
+from ringmaster.errors import ReleaseMismatch
 from ringmaster.model_lineage import QUIET_ENVIRONMENT
 from ringmaster.tasks.control.requests import RequestKind, Requests
 from ringmaster.tasks.pool.nodes import VARIABLE, NodeRegistry, NodeStatus
@@ -16,7 +17,7 @@ from ringmaster.tasks.pool.submissions import Submission, Submissions
 from ringmaster.tasks.storage.database import Database
 from ringmaster.tasks.storage.journal import JobStatus, Journal
 from ringmaster.tasks.storage.message_store import MessageStore
-from ringmaster.tasks.storage.schema import EXECUTOR
+from ringmaster.tasks.storage.schema import EXECUTOR, check_release
 from tests.cluster.jobs import Trace, profiles_of
 from tests.cluster.machines import SOURCE, end
 from tests.cluster.stubs import NODE
@@ -135,6 +136,7 @@ class Pool:
             node.mend()
         if self.executor is None or self.executor.poll() is not None:
             self.start_executor()
+        until("the last leader is of this release", self._is_of_this_release, seconds=TIMEOUT_S)
         fresh = [name for name, worker in self.workers.items() if worker.poll() is not None]
         for name in [*fresh, *(name for name in self.nodes if name not in self.workers)]:
             self.start_worker(name)
@@ -146,6 +148,13 @@ class Pool:
         for submission in Submissions(self.database).unended():
             requests.ask(RequestKind.CANCEL, {"batch": submission.id, "jobs": []})
         until("nothing is left", lambda: not Submissions(self.database).unended(), seconds=TIMEOUT_S)
+
+    def _is_of_this_release(self):
+        try:
+            self.database.read(check_release)
+        except ReleaseMismatch:  # of a test that upgrades the pool; workers would refuse to serve
+            return False
+        return True
 
     def _all_serve(self):
         for name, worker in self.workers.items():

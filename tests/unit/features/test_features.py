@@ -1,5 +1,6 @@
 """Features of installed distributions are found by their entry points, and refused where they cannot be used."""
 
+import importlib
 import json
 import logging
 import py_compile
@@ -346,7 +347,9 @@ def test_a_module_of_a_feature_may_be_a_package_or_compiled(is_compiled, tmp_pat
         assert features.modules("job")[-1].__name__ == "alpha.job"
 
 
-def test_a_distribution_without_metadata_is_reported_as_one_without_a_name(tmp_path):
+@pytest.mark.parametrize("library", ["importlib.metadata", "importlib_metadata"])
+def test_a_distribution_without_metadata_is_reported_as_one_without_a_name(tmp_path, library):
+    importlib.import_module(library)  # the second one finds distributions, too, from then on
     install(tmp_path, "alpha", FAULTY)
     (tmp_path / "alpha-1.0.dist-info" / "METADATA").unlink()
     (fault,) = faults_with(tmp_path, beta={"job": JOB.format(key="own") + "JOB_FEATURES = (Own,)"})
